@@ -1,0 +1,41 @@
+# Each target makes what it needs: a virtual environment with pinned dependencies, once per change of either file.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo test check bench gpu clean
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing Ecotone and its dependencies into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,train,dev]"
+	@touch $@
+
+install: $(STAMP) ## create .venv with everything
+
+demo: $(STAMP)   ## ask a real model about real images, with and without the cache
+	@$(BIN)/ecotone demo
+
+test: $(STAMP)   ## every test, with branch coverage
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)  ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)  ## every benchmark, JSON under build/bench
+	@$(BIN)/python -m benchmarks
+
+gpu: $(STAMP)    ## the checks that need a CUDA device; says so where there is none
+	@$(BIN)/python tests/gpu/run.py
+
+clean:           ## remove everything the targets made
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

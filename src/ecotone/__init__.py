@@ -1,0 +1,1 @@
+"""Ecotone: a distributed encoder cache for multimodal inference."""
