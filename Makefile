@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+export COVERAGE_FILE := build/.coverage
 
 .PHONY: help install demo test check bench gpu clean
 help:            ## this list
@@ -23,7 +24,9 @@ demo: $(STAMP)   ## ask a real model about real images, with and without the cac
 	@$(BIN)/ecotone demo
 
 test: $(STAMP)   ## every test, with branch coverage
-	@$(BIN)/python -m pytest
+	@mkdir -p build
+	@$(BIN)/python -m pytest --cov --cov-report=json:build/coverage.json --cov-report=
+	@$(BIN)/python tests/branches.py build/coverage.json
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .
