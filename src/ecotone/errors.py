@@ -18,6 +18,7 @@ EcotoneError
 |   |-- MissingOutputError               ranks that returned nothing although something would be lost
 |   |-- RoundTripError                   a message type that would not survive the wire
 |   `-- IllegalTransitionError           an event that the state machine does not allow in this state
+|-- IntegrityError                       ours: what owns memory no longer adds up
 |-- ResourceError                        the machine: memory, descriptors, a device
 `-- ShutDownError                        the engine, node or connector was already closed
 """
@@ -99,6 +100,10 @@ class RoundTripError(ContractError):
 
 class IllegalTransitionError(ContractError):
     """An event that a state machine does not allow in its present state."""
+
+
+class IntegrityError(EcotoneError):
+    """The books of something that owns memory do not add up; found by a ``check_integrity()``."""
 
 
 class ResourceError(EcotoneError):

@@ -1,0 +1,177 @@
+"""A node inside the engine's own process: nothing to start, and every answer is there at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from ecotone.errors import ConfigError, ContractError, ShutDownError
+from ecotone.node.attach import RegionServer
+from ecotone.node.eviction import make_policy
+from ecotone.node.exchange import AnyAnswer, AnyOp, NodeExchange
+from ecotone.node.extents import ALIGNMENT
+from ecotone.node.index import Index
+from ecotone.node.region import Region
+
+
+class EmbeddedNode:
+    """Region, index and region server of one engine.
+
+    One lock guards the index: engines in several threads may share a node, and statistics are read from a
+    scraper's thread. It is held for one batch at a time, and never while waiting for anything.
+
+    Args:
+        capacity_bytes: bytes for encodings.
+        engine_id: the name under which ranks attach; unique on the host.
+        policy: a name from ``EVICTION_POLICIES``.
+        clock: monotonic seconds, for leases.
+        max_pieces: the most extents an entry is split into when the memory is fragmented.
+        prefault: provide the memory now, not as it is touched.
+
+    Raises:
+        ConfigError: a value out of range, an unknown policy, or an engine id in use.
+        ResourceError: more memory than the machine has.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        engine_id: str,
+        *,
+        policy: str = "lru",
+        clock: Callable[[], float] = time.monotonic,
+        max_pieces: int = 16,
+        prefault: bool = True,
+    ) -> None:
+        if capacity_bytes < ALIGNMENT:
+            raise ConfigError(f"capacity_bytes={capacity_bytes} must be at least {ALIGNMENT}")
+        if max_pieces < 1:
+            raise ConfigError(f"max_pieces={max_pieces} must be at least 1")
+        chosen = make_policy(policy)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._clients: set[str] = set()
+        self._closed = False
+        self.region = Region.create(capacity_bytes, engine_id, prefault=prefault)
+        own = self.region.descriptor
+        self._index = Index(capacity_bytes, own.region_id, own.generation, chosen, max_pieces)
+        try:
+            self._server = RegionServer(engine_id, self.region)
+        except ConfigError:
+            self.region.close()
+            raise
+
+    def connect(self, client_id: str) -> NodeExchange:
+        """A new client's end. Its answers are there as soon as ``submit`` returns.
+
+        Raises:
+            ContractError: a client of this id is connected.
+            ShutDownError: the node was closed.
+        """
+        with self._lock:
+            self._refuse_closed()
+            if client_id in self._clients:
+                raise ContractError(f"client {client_id!r} is connected already")
+            self._clients.add(client_id)
+        return EmbeddedExchange(self, client_id)
+
+    def apply(self, client_id: str, ops: Sequence[AnyOp]) -> Sequence[AnyAnswer]:
+        """Carry out one batch of a connected client.
+
+        Raises:
+            ShutDownError: the node was closed, or the client is not connected.
+        """
+        with self._lock:
+            self._refuse_closed()
+            if client_id not in self._clients:
+                raise ShutDownError(f"client {client_id!r} has left, or was lost")
+            return self._index.apply(client_id, ops, self._clock())
+
+    def disconnect(self, client_id: str, *, may_still_touch: bool = False) -> None:
+        """``client_id`` left or died. With ``may_still_touch``, what it held is kept until ``client_gone``."""
+        with self._lock:
+            self._clients.discard(client_id)
+            self._index.close_client(client_id, may_still_touch=may_still_touch)
+
+    def client_gone(self, client_id: str) -> None:
+        """No process of a client that was disconnected with ``may_still_touch`` runs any more."""
+        with self._lock:
+            self._index.client_gone(client_id)
+
+    def statistics(self) -> dict[str, float]:
+        """The index's counters and gauges; also after ``close``."""
+        with self._lock:
+            self._index.expire(self._clock())
+            return self._index.statistics()
+
+    def check_integrity(self) -> None:
+        """Check the index's books; also after ``close``.
+
+        Raises:
+            IntegrityError: the first thing that does not add up.
+        """
+        with self._lock:
+            self._index.check_integrity()
+
+    def close(self) -> None:
+        """End every client, hand out nothing more, and give the memory back once the last view is gone.
+        Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for client_id in self._clients:
+                self._index.close_client(client_id)
+            self._clients.clear()
+        self._server.close()
+        self.region.close()
+
+    def __enter__(self) -> EmbeddedNode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ShutDownError("the node was closed")
+
+
+class EmbeddedExchange:
+    """A client's end of an ``EmbeddedNode``."""
+
+    def __init__(self, node: EmbeddedNode, client_id: str) -> None:
+        self._node = node
+        self._client_id = client_id
+        self._answers: list[AnyAnswer] = []
+        self._closed = False
+
+    def submit(self, ops: Sequence[AnyOp]) -> None:
+        """See ``NodeExchange``."""
+        self._refuse_closed()
+        self._answers += self._node.apply(self._client_id, ops)
+
+    def poll(self) -> Sequence[AnyAnswer]:
+        """See ``NodeExchange``."""
+        self._refuse_closed()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def statistics(self) -> dict[str, float]:
+        """See ``NodeExchange``."""
+        return self._node.statistics()
+
+    def close(self) -> None:
+        """See ``NodeExchange``."""
+        if not self._closed:
+            self._closed = True
+            self._answers = []
+            self._node.disconnect(self._client_id)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ShutDownError(f"client {self._client_id!r} has left the node")

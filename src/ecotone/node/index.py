@@ -1,0 +1,345 @@
+"""Which encodings there are, who writes them, and who reads them.
+
+The index is pure: it takes operations with the name of a client and the time, and returns answers. It does not
+touch the memory it gives out, read a clock or take a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, cast
+
+from ecotone.node.audit import audit
+from ecotone.node.eviction import Candidate, EvictionPolicy
+from ecotone.node.exchange import (
+    Abort,
+    Absent,
+    Acquire,
+    AnyAnswer,
+    AnyOp,
+    Commit,
+    Done,
+    Extent,
+    Forget,
+    ForgetAll,
+    Layout,
+    Lookup,
+    NoRoom,
+    Pending,
+    Ready,
+    Release,
+    Ticket,
+)
+from ecotone.node.extents import ExtentAllocator, Piece, round_up
+from ecotone.node.lifecycle import Event, State, transition
+
+COUNTERS = (
+    "hits", "pending", "misses", "tickets", "commits", "aborts", "releases", "forgotten", "condemned",
+    "evictions", "bytes_evicted", "late_reports", "leases_expired", "clients_closed", "clients_lost",
+    "no_room_larger_than_region", "no_room_held", "no_room_fragmented",
+)  # fmt: skip
+
+
+class Entry(Candidate):
+    """One encoding and the memory it owns. ``pins`` counts its readers."""
+
+    __slots__ = ("extents", "key", "layout", "pieces", "pins", "state")
+
+    def __init__(self, op: Acquire, pieces: tuple[Piece, ...], extents: tuple[Extent, ...]) -> None:
+        super().__init__(round_up(op.layout.nbytes), op.cost_s)
+        self.key = op.key
+        self.layout = op.layout
+        self.pieces = pieces
+        self.extents = extents
+        self.pins = 0
+        self.state = State.ABSENT
+
+
+class Holder:
+    """What one client holds: the ids of its pins and of its transfers."""
+
+    __slots__ = ("client", "pins", "transfers")
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.pins: set[int] = set()
+        self.transfers: set[int] = set()
+
+
+class Index:
+    """The entries of one region, their life cycle, and who holds them.
+
+    Args:
+        capacity: bytes of the region.
+        region_id, generation: name the region in the extents handed out.
+        policy: chooses what is evicted; the index becomes its only user.
+        max_pieces: the most extents an entry is split into.
+    """
+
+    def __init__(
+        self, capacity: int, region_id: str, generation: int, policy: EvictionPolicy, max_pieces: int = 16
+    ) -> None:
+        self.allocator = ExtentAllocator(capacity, max_pieces)
+        self.entries: dict[str, Entry] = {}
+        self.pins: dict[int, tuple[Entry, Holder]] = {}
+        self.transfers: dict[int, tuple[Entry, Holder]] = {}
+        self.holders: dict[str, Holder] = {}
+        self.lost: dict[str, list[Holder]] = {}
+        self.policy = policy
+        self.bytes_by_state = dict.fromkeys(State, 0)
+        self._region = (region_id, generation)
+        self._leases: list[tuple[float, int]] = []
+        self._ids = count(1)
+        self._count = dict.fromkeys(COUNTERS, 0)
+        self._handlers: dict[type, Callable[[Holder, Any, float], AnyAnswer]] = {
+            Acquire: self._acquire,
+            Lookup: self._lookup,
+            Commit: self._commit,
+            Abort: self._abort,
+            Release: self._release,
+            Forget: self._forget,
+            ForgetAll: self._forget_all,
+        }
+
+    def apply(self, client: str, ops: Sequence[AnyOp], now: float) -> list[AnyAnswer]:
+        """Carry out ``ops`` in order, after letting the leases fall that end at ``now`` (seconds) or before.
+
+        Nothing in an operation makes it raise: what cannot be done is an answer.
+        """
+        self.expire(now)
+        holder = self.holders.get(client)
+        if holder is None:
+            holder = self.holders[client] = Holder(client)
+        handlers = self._handlers
+        return [handlers[type(op)](holder, op, now) for op in ops]
+
+    def expire(self, now: float) -> None:
+        """Let every pin fall whose lease ended at ``now`` or before: each has its own deadline."""
+        while self._leases and self._leases[0][0] <= now:
+            pin_id = heappop(self._leases)[1]
+            if pin_id in self.pins:
+                self._count["leases_expired"] += 1
+                self._unpin(pin_id)
+
+    def close_client(self, client: str, *, may_still_touch: bool = False) -> None:
+        """``client`` left or died: its tickets end and its pins fall.
+
+        With ``may_still_touch`` its processes may go on writing and reading for a while. What it was writing is
+        forgotten, and its memory and its pins are kept until its reports arrive or ``client_gone`` is called.
+        """
+        holder = self.holders.pop(client, None)
+        if holder is None:
+            return
+        self._count["clients_lost" if may_still_touch else "clients_closed"] += 1
+        if not may_still_touch:
+            self._end(holder)
+            return
+        for transfer_id in holder.transfers:
+            entry = self.transfers[transfer_id][0]
+            if entry.state is State.WRITING:
+                self._move(entry, Event.FORGET)
+        if holder.transfers or holder.pins:
+            self.lost.setdefault(client, []).append(holder)
+
+    def client_gone(self, client: str) -> None:
+        """No process of ``client``, closed earlier with ``may_still_touch``, runs any more."""
+        for holder in self.lost.pop(client, ()):
+            self._end(holder)
+
+    def statistics(self) -> dict[str, float]:
+        """Counters since the start, and gauges. ``bytes_free + bytes_writing + bytes_ready + bytes_draining`` is
+        ``bytes_total``; ``bytes_pinned`` is a part of ``bytes_ready``."""
+        held = self.bytes_by_state
+        return {
+            **self._count,
+            **self.allocator.statistics(),
+            "bytes_total": self.allocator.capacity,
+            "bytes_writing": held[State.WRITING],
+            "bytes_ready": held[State.READY] + held[State.PINNED],
+            "bytes_pinned": held[State.PINNED],
+            "bytes_draining": held[State.DRAINING],
+            "entries": len(self.entries),
+            "pins": len(self.pins),
+            "transfers": len(self.transfers),
+            "clients": len(self.holders),
+        }
+
+    def check_integrity(self) -> None:
+        """Recompute everything that is kept as a sum or a second view.
+
+        Raises:
+            IntegrityError: the first thing that does not add up.
+        """
+        audit(self)
+
+    # Operations.
+
+    def _acquire(self, holder: Holder, op: Acquire, now: float) -> AnyAnswer:
+        entry = self._find(op.key, op.layout)
+        if entry is None:
+            self._count["misses"] += 1
+            return self._begin(holder, op)
+        if entry.state is State.WRITING:
+            self._count["pending"] += 1
+            return Pending(op.seq)
+        return self._pin(holder, entry, op, now)
+
+    def _lookup(self, holder: Holder, op: Lookup, now: float) -> AnyAnswer:
+        entry = self._find(op.key, op.layout)
+        if entry is None:
+            self._count["misses"] += 1
+            return Absent(op.seq)
+        if entry.state is State.WRITING:
+            self._count["pending"] += 1
+            return Pending(op.seq)
+        return self._pin(holder, entry, op, now)
+
+    def _commit(self, holder: Holder, op: Commit, _now: float) -> Done:
+        return self._settle(holder, op, Event.COMMIT, "commits")
+
+    def _abort(self, holder: Holder, op: Abort, _now: float) -> Done:
+        return self._settle(holder, op, Event.ABORT, "aborts")
+
+    def _release(self, holder: Holder, op: Release, _now: float) -> Done:
+        pin = self.pins.get(op.pin_id)
+        if pin is None or pin[1].client != holder.client:
+            self._count["late_reports"] += 1
+            return Done(op.seq, effect=False)
+        self._count["releases"] += 1
+        self._unpin(op.pin_id)
+        return Done(op.seq, effect=True)
+
+    def _forget(self, _holder: Holder, op: Forget, _now: float) -> Done:
+        entry = self.entries.get(op.key)
+        if entry is not None:
+            self._drop([entry])
+        return Done(op.seq, effect=entry is not None)
+
+    def _forget_all(self, _holder: Holder, op: ForgetAll, _now: float) -> Done:
+        doomed = [entry for key, entry in self.entries.items() if key.startswith(op.namespace)]
+        self._drop(doomed)
+        return Done(op.seq, effect=bool(doomed))
+
+    # Their parts.
+
+    def _find(self, key: str, layout: Layout) -> Entry | None:
+        entry = self.entries.get(key)
+        if entry is None or entry.layout == layout:
+            return entry
+        self._count["condemned"] += 1
+        self._move(entry, Event.FORGET)
+        return None
+
+    def _begin(self, holder: Holder, op: Acquire) -> Ticket | NoRoom:
+        pieces = self._make_room(op.layout.nbytes)
+        if pieces is None:
+            return NoRoom(op.seq)
+        region_id, generation = self._region
+        extents = tuple([Extent(region_id, generation, start, length) for start, length in pieces])
+        entry = self.entries[op.key] = Entry(op, pieces, extents)
+        transfer_id = next(self._ids)
+        self.transfers[transfer_id] = entry, holder
+        holder.transfers.add(transfer_id)
+        self._count["tickets"] += 1
+        self._move(entry, Event.TICKET)
+        return Ticket(op.seq, transfer_id, extents)
+
+    def _pin(self, holder: Holder, entry: Entry, op: Acquire | Lookup, now: float) -> Ready:
+        pin_id = next(self._ids)
+        self.pins[pin_id] = entry, holder
+        holder.pins.add(pin_id)
+        self._count["hits"] += 1
+        entry.pins += 1
+        entry.uses += 1
+        self._move(entry, Event.PIN)
+        if op.lease_s is not None:
+            self._lease(pin_id, now + op.lease_s)
+        return Ready(op.seq, pin_id, entry.extents)
+
+    def _lease(self, pin_id: int, deadline: float) -> None:
+        heappush(self._leases, (deadline, pin_id))
+        if len(self._leases) > 2 * len(self.pins) + 64:  # most of them were released before their time
+            self._leases = [lease for lease in self._leases if lease[1] in self.pins]
+            heapify(self._leases)
+
+    def _unpin(self, pin_id: int) -> None:
+        entry, holder = self.pins.pop(pin_id)
+        holder.pins.discard(pin_id)
+        entry.pins -= 1
+        self._move(entry, Event.UNPIN if entry.pins else Event.LAST_UNPIN)
+
+    def _settle(self, holder: Holder, op: Commit | Abort, event: Event, counter: str) -> Done:
+        transfer = self.transfers.get(op.transfer_id)
+        if transfer is None or transfer[1].client != holder.client:
+            self._count["late_reports"] += 1
+            return Done(op.seq, effect=False)
+        self._count[counter] += 1
+        self._finish(op.transfer_id, event)
+        return Done(op.seq, effect=True)
+
+    def _finish(self, transfer_id: int, event: Event) -> None:
+        entry, holder = self.transfers.pop(transfer_id)
+        holder.transfers.discard(transfer_id)
+        self._move(entry, event)
+
+    def _drop(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._count["forgotten"] += 1
+            self._move(entry, Event.FORGET)
+
+    def _end(self, holder: Holder) -> None:
+        for transfer_id in list(holder.transfers):
+            self._finish(transfer_id, Event.ABORT)
+        for pin_id in list(holder.pins):
+            self._unpin(pin_id)
+
+    # Memory.
+
+    def _make_room(self, nbytes: int) -> tuple[Piece, ...] | None:
+        """Allocate, evicting what must go; evict nothing where it would not help."""
+        need = round_up(nbytes)
+        if need > self.allocator.capacity:
+            self._count["no_room_larger_than_region"] += 1
+            return None
+        if need > self.allocator.free_bytes + self.bytes_by_state[State.READY]:
+            self._count["no_room_held"] += 1
+            return None
+        checked = False
+        while (pieces := self.allocator.allocate(nbytes)) is None:
+            if not checked and need <= self.allocator.free_bytes:
+                # There are bytes enough, in too many holes. Evicting on pays only if what is held allows it.
+                if not self.allocator.fits_beside(self._held_pieces(), nbytes):
+                    self._count["no_room_fragmented"] += 1
+                    return None
+                checked = True
+            victim = cast(Entry, self.policy.victim())
+            self._count["evictions"] += 1
+            self._count["bytes_evicted"] += victim.nbytes
+            self._move(victim, Event.EVICT)
+        return pieces
+
+    def _held_pieces(self) -> list[Piece]:
+        """The memory of every entry that cannot be evicted: each has a pin or a transfer."""
+        held = {entry: None for entry, _ in (*self.pins.values(), *self.transfers.values())}
+        return [piece for entry in held for piece in entry.pieces]
+
+    def _move(self, entry: Entry, event: Event) -> None:
+        """The only place where an entry changes its state, and everything that follows from it."""
+        old = entry.state
+        new = transition(old, event)
+        if new is old:
+            return
+        entry.state = new
+        self.bytes_by_state[old] -= entry.nbytes
+        self.bytes_by_state[new] += entry.nbytes
+        if old is State.READY:
+            self.policy.remove(entry)
+        elif new is State.READY:
+            self.policy.add(entry)
+        if new is State.ABSENT or new is State.DRAINING:
+            if old is not State.DRAINING:
+                del self.entries[entry.key]
+            if new is State.ABSENT:
+                self.allocator.free(entry.pieces)
