@@ -13,7 +13,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging as transformers_logging
 
-from ecotone.errors import ConfigError, ModelError, UnsupportedModelError
+from ecotone.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
 from ecotone.worker.models.adapter import ModelAdapter
 from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
 
@@ -36,6 +36,7 @@ def load_model(
         UnsupportedModelError: a family there is no adapter for; the message lists the supported ones.
         ModelError: the folder, or a file in it, is missing or broken; the message names it.
         ConfigError: ``max_model_len`` is more than the model can do.
+        ResourceError: there is no such device, or no room on it.
     """
     folder = Path(path)
     architecture = _read_architecture(folder)
@@ -46,9 +47,8 @@ def load_model(
         raise ConfigError(
             f"max_model_len={max_model_len}: the model in {folder} can do from 1 to {own_limit} tokens"
         )
-    return ModelAdapter(
-        model.to(device), max_model_len=max_model_len or own_limit, eos_token_ids=_eos_token_ids(model)
-    )
+    eos_token_ids = _eos_token_ids(model)
+    return ModelAdapter(_on(device, model), max_model_len=max_model_len or own_limit, eos_token_ids=eos_token_ids)
 
 
 def _read_architecture(folder: Path) -> str:
@@ -106,13 +106,21 @@ def _read_model(folder: Path, architecture: str, dtype: torch.dtype | None) -> A
                 use_safetensors=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        # The rim: whatever a config or weights that do not belong together make transformers raise.
+    except Exception as error:
+        # The rim: a broken config or weights that do not fit it make transformers, huggingface_hub and torch
+        # raise nearly anything, and all of it means the same.
         raise ModelError(f"the model in {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing, e.g. {', '.join(missing[:3])}")
     return model
+
+
+def _on(device: torch.device, model: Any) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device, no room on it
+        raise ResourceError(f"the model cannot be moved to {device}: {error}") from error
 
 
 @contextmanager
