@@ -1,0 +1,163 @@
+"""One rank: a model on a device, its runner and its half of the EC connector."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ecotone.config import EngineConfig
+from ecotone.errors import ConfigError, ContractError
+from ecotone.protocol.connector import ECConnectorFactory, ECWorkerContext
+from ecotone.protocol.model import ModelInfo
+from ecotone.protocol.outputs import ModelRunnerOutput
+from ecotone.protocol.params import PoolingParams, SamplingParams
+from ecotone.protocol.step import SchedulerOutput
+from ecotone.worker.ec_connector import NO_OP_EC_CONNECTOR, ActiveECConnector, ECHook
+from ecotone.worker.encoder_cache import RankEncoderCache
+from ecotone.worker.kv_cache import PagedKVCache
+from ecotone.worker.model import ModelLoader
+from ecotone.worker.model_runner import ModelRunner
+from ecotone.worker.models.loading import load_model
+
+
+class Worker:
+    """One rank of an engine.
+
+    Args:
+        config: the engine's.
+        ec_factory: builds the rank's half of the EC connector; used when ``config.ec`` is set.
+        engine_id: of this start of the engine.
+        rank: its number, from 0; on CUDA also the number of its device, unless the configuration names one.
+        epoch: distinguishes this start of the rank from earlier ones.
+        wakeup: called from any thread when the connector has something to report outside a step.
+        load: reads the model.
+
+    Raises:
+        ConfigError: a device that is not there; ``config.ec`` without a factory.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        ec_factory: ECConnectorFactory | None,
+        engine_id: str,
+        rank: int,
+        epoch: int,
+        wakeup: Callable[[], None],
+        *,
+        load: ModelLoader = load_model,
+    ) -> None:
+        self.rank = rank
+        self.device = name_device(config.device, rank)
+        self._task = config.task
+        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+        model = load(config.model, device=self.device, dtype=dtype, max_model_len=config.max_model_len)
+        self._model_info = model.info
+        cache = RankEncoderCache(model.info.encoder, self.device)
+        # The connector comes last: nothing after it can fail and leave its half open.
+        kv_cache = PagedKVCache(model.num_layers, config.kv_blocks, config.block_size)
+        self._ec_connector = self._connect(config, ec_factory, engine_id, epoch, wakeup, cache)
+        params_type = PoolingParams if config.task == "embed" else SamplingParams
+        self._runner = ModelRunner(model, self._ec_connector, cache, kv_cache, params_type)
+        self._methods: dict[str, Callable[..., Any]] = {
+            "model_info": self.model_info,
+            "execute_model": self.execute_model,
+            "sample_tokens": self.sample_tokens,
+            "reset_encoder_cache": self.reset_encoder_cache,
+            "statistics": self.statistics,
+            "shutdown": self.shutdown,
+        }
+
+    def _connect(
+        self,
+        config: EngineConfig,
+        ec_factory: ECConnectorFactory | None,
+        engine_id: str,
+        epoch: int,
+        wakeup: Callable[[], None],
+        cache: RankEncoderCache,
+    ) -> ECHook:
+        if config.ec is None:
+            return NO_OP_EC_CONNECTOR
+        if ec_factory is None:
+            raise ConfigError(f"connector {config.ec.connector!r} is configured and there is no factory for it")
+        context = ECWorkerContext(
+            engine_id=engine_id,
+            role=config.ec.role,
+            options=config.ec.options,
+            rank=self.rank,
+            epoch=epoch,
+            encoder=cache.encoder,
+            device=str(self.device),
+            wakeup=wakeup,
+        )
+        return ActiveECConnector(ec_factory.worker_half(context), cache)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank takes part in EC transfers."""
+        return self._ec_connector is not NO_OP_EC_CONNECTOR
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call ``method`` by name.
+
+        Raises:
+            ContractError: a rank has no such method.
+        """
+        function = self._methods.get(method)
+        if function is None:
+            raise ContractError(f"a rank has no method {method!r}; it has {', '.join(self._methods)}")
+        return function(*args)
+
+    def model_info(self) -> ModelInfo:
+        """Facts about the model."""
+        return self._model_info
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run a step; ``None`` when ``sample_tokens`` finishes it. Pooling needs no second call."""
+        output = self._runner.execute_model(scheduler_output)
+        return self._runner.pool() if output is None and self._task == "embed" else output
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Finish the step."""
+        return self._runner.sample_tokens()
+
+    def reset_encoder_cache(self) -> None:
+        """Drop every encoding this rank holds."""
+        self._runner.reset_encoder_cache()
+
+    def statistics(self) -> dict[str, float]:
+        """The runner's counters and gauges, and who it is (``rank``, ``pid``)."""
+        return {**self._runner.statistics(), "rank": self.rank, "pid": os.getpid()}
+
+    def shutdown(self) -> None:
+        """Close the connector's half and drop the encodings (views of its memory among them). Idempotent."""
+        self._runner.reset_encoder_cache()
+        self._ec_connector.shutdown()
+
+
+def name_device(device: str, rank: int) -> torch.device:
+    """The device of ``rank``, with its index: without one every rank would land on the first.
+
+    Raises:
+        ConfigError: no such device on this machine.
+    """
+    count = torch.cuda.device_count()
+    if device == "auto":
+        device = "cuda" if count else "cpu"
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device={device!r} is none: use auto, cpu, cuda or cuda:<index>") from None
+    if named.type == "cpu":
+        return torch.device("cpu")
+    if named.type != "cuda":
+        raise ConfigError(f"device={device!r} is not supported: use auto, cpu, cuda or cuda:<index>")
+    index = rank if named.index is None else named.index
+    if index >= count:
+        raise ConfigError(f"device={device!r}, rank {rank}: there is no cuda:{index}; {count} CUDA devices found")
+    return torch.device("cuda", index)
