@@ -1,0 +1,73 @@
+"""The options of the Ecotone connector."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from ecotone.config import parse_bytes, parse_config
+from ecotone.errors import ConfigError
+
+NodeKind = Literal["embedded"]
+EvictionKind = Literal["lru", "cost"]
+LoadMode = Literal["auto", "view", "copy"]
+_CHOICES = {"node": get_args(NodeKind), "eviction": get_args(EvictionKind), "load": get_args(LoadMode)}
+
+
+class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the operator may say about the connector.
+
+    Attributes:
+        node: where encodings live. ``embedded``: in the engine's own scheduler process.
+        memory: size of the node's region, e.g. ``"2GiB"`` or a number of bytes.
+        eviction: which entry goes first when memory is short: ``lru`` the least recently used, ``cost`` the one
+            that is cheapest to encode again for the bytes it holds.
+        load: ``view`` reads the region in place (CPU only), ``copy`` copies out of it, ``auto`` takes the view
+            where there is one. An entry in several pieces has no view and is copied in any case.
+        pending_timeout_s: how long a request waits, over all its tries, for an encoding that somebody else is
+            writing, before it encodes the item itself, in seconds.
+        prefault: take the region's memory from the machine at the start, so that a lack of it shows then, and the
+            first copies meet no page faults. Otherwise memory is taken as it is touched.
+    """
+
+    node: NodeKind = "embedded"
+    memory: str | int = "1GiB"
+    eviction: EvictionKind = "lru"
+    load: LoadMode = "auto"
+    pending_timeout_s: float = 10.0
+    prefault: bool = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """``memory`` in bytes."""
+        return parse_bytes(self.memory, "memory")
+
+
+def parse_options(options: dict[str, Any]) -> EcotoneOptions:
+    """``options`` as the connector understands them.
+
+    Raises:
+        ConfigError: an unknown key or a value out of range; the message names it and what is allowed.
+    """
+    for name, allowed in _CHOICES.items():
+        if name in options and options[name] not in allowed:
+            raise ConfigError(f"{name}={options[name]!r} is not one of {', '.join(allowed)}")
+    parsed = parse_config(EcotoneOptions, options, "options of EcotoneConnector")
+    _ = parsed.memory_bytes
+    if not isfinite(parsed.pending_timeout_s) or parsed.pending_timeout_s < 0:
+        raise ConfigError(f"pending_timeout_s={parsed.pending_timeout_s!r} must be a number of seconds, 0 or more")
+    return parsed
+
+
+def check_load_mode(options: EcotoneOptions, device: str) -> None:
+    """Refuse views where the encoder cache is not in the region's kind of memory.
+
+    Raises:
+        ConfigError: ``load="view"`` with a device other than the CPU.
+    """
+    if options.load == "view" and device != "cpu":
+        raise ConfigError(
+            f"load='view' needs the encoder cache on the cpu, not on {device!r}: use 'auto' or 'copy'"
+        )

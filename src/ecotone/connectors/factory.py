@@ -1,0 +1,145 @@
+"""How an engine gets its connector: by a name, or by a class of the operator's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ecotone.config import ECConfig
+from ecotone.connectors.config import EcotoneOptions, check_load_mode, parse_options
+from ecotone.connectors.copy.cuda import CudaCopyEngine
+from ecotone.connectors.copy.engine import CopyEngine
+from ecotone.connectors.copy.thread import ThreadCopyEngine
+from ecotone.connectors.rows import region_bytes
+from ecotone.connectors.scheduler import EcotoneSchedulerConnector, check_participants
+from ecotone.connectors.worker import EcotoneWorkerConnector
+from ecotone.errors import ConfigError
+from ecotone.node.attach import attach_region
+from ecotone.node.embedded import EmbeddedNode
+from ecotone.node.exchange import Extent
+from ecotone.node.region import Region
+from ecotone.protocol.connector import (
+    ECConnectorFactory,
+    ECRole,
+    ECSchedulerConnector,
+    ECSchedulerContext,
+    ECWorkerConnector,
+    ECWorkerContext,
+)
+from ecotone.protocol.roundtrip import check_round_trip
+
+# The scheduler half is there before the first order, and its node with it: an attach that takes longer has failed.
+ATTACH_TIMEOUT_S = 5.0
+
+
+class EcotoneConnectorFactory(ECConnectorFactory):
+    """Ecotone's own connector, over a node."""
+
+    def validate(self, role: ECRole, options: dict[str, Any]) -> None:  # noqa: ARG002 - every role is served
+        """See the contract."""
+        parse_options(options)
+
+    def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector:
+        """A scheduler half and, inside it, the embedded node it talks to.
+
+        Raises:
+            ConfigError: options or participants that cannot work.
+            ResourceError: the machine does not have the memory.
+        """
+        options = parse_options(context.options)
+        check_participants(context.participants)
+        node = EmbeddedNode(
+            options.memory_bytes,
+            context.engine_id,
+            policy=options.eviction,
+            clock=context.clock,
+            prefault=options.prefault,
+        )
+        exchange = node.connect(context.engine_id)
+        return EcotoneSchedulerConnector(context, exchange, options.pending_timeout_s, node.close)
+
+    def worker_half(self, context: ECWorkerContext) -> ECWorkerConnector:
+        """A worker half that attaches to the node of its engine when it gets its first order.
+
+        Raises:
+            ConfigError: options that cannot work, or views where there can be none.
+        """
+        options = parse_options(context.options)
+        check_load_mode(options, context.device)
+        on_cpu = context.device == "cpu"
+        return EcotoneWorkerConnector(
+            context,
+            views=on_cpu and options.load != "copy",
+            one_mapping=not on_cpu,  # the one that is page-locked, and not every device can lock a read-only one
+            attach=partial(_attach, context.engine_id, options),
+            make_engine=partial(_make_engine, context),
+        )
+
+
+def _attach(engine_id: str, options: EcotoneOptions, writable: bool) -> Region:
+    return attach_region(engine_id, ATTACH_TIMEOUT_S, writable=writable, prefault=options.prefault)
+
+
+def _make_engine(context: ECWorkerContext, region: Region) -> CopyEngine:
+    if context.device == "cpu":
+        return ThreadCopyEngine(context.wakeup, f"ecotone-copier-{context.rank}")
+    own = region.descriptor
+    whole = Extent(own.region_id, own.generation, 0, own.size)
+    return CudaCopyEngine(context.device, region_bytes(region.view(whole, writable=True)))
+
+
+class CheckedFactory(ECConnectorFactory):
+    """Another factory, whose worker halves are refused when their reports would not survive the wire."""
+
+    def __init__(self, inner: ECConnectorFactory) -> None:
+        self._inner = inner
+
+    def validate(self, role: ECRole, options: dict[str, Any]) -> None:
+        """See the contract."""
+        self._inner.validate(role, options)
+
+    def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector:
+        """See the contract."""
+        return self._inner.scheduler_half(context)
+
+    def worker_half(self, context: ECWorkerContext) -> ECWorkerConnector:
+        """See the contract.
+
+        Raises:
+            RoundTripError: its ``worker_metadata_type`` would lose something on the way.
+        """
+        half = self._inner.worker_half(context)
+        if half.worker_metadata_type is not None:
+            check_round_trip(half.worker_metadata_type)
+        return half
+
+
+_FACTORIES: dict[str, type[ECConnectorFactory]] = {"EcotoneConnector": EcotoneConnectorFactory}
+
+
+def create_factory(config: ECConfig) -> ECConnectorFactory:
+    """The factory that ``config`` names, after it accepted role and options.
+
+    Raises:
+        ConfigError: an unknown name, a module or class that is not there or is no factory, or refused options.
+    """
+    factory = CheckedFactory(_factory_class(config.connector)())
+    factory.validate(config.role, config.options)
+    return factory
+
+
+def _factory_class(name: str) -> type[ECConnectorFactory]:
+    if name in _FACTORIES:
+        return _FACTORIES[name]
+    module_name, colon, class_name = name.partition(":")
+    if not (colon and module_name and class_name):
+        raise ConfigError(f"connector={name!r} is not one of {', '.join(_FACTORIES)}, nor 'module:Class'")
+    try:
+        found = getattr(import_module(module_name), class_name, None)
+    except ImportError as error:
+        raise ConfigError(f"connector={name!r}: module {module_name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, ECConnectorFactory)):
+        what = "there is no such class" if found is None else f"{class_name} is no ECConnectorFactory class"
+        raise ConfigError(f"connector={name!r}: {what} in module {module_name!r}")
+    return found

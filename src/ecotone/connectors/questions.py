@@ -1,0 +1,93 @@
+"""What was asked of the node about keys, and what has to go back to it when nobody uses the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecotone.node.exchange import (
+    Abort,
+    Absent,
+    Acquire,
+    AnyAnswer,
+    AnyOp,
+    Lookup,
+    NoRoom,
+    Pending,
+    Ready,
+    Release,
+    Ticket,
+)
+
+Verdict = Ready | Ticket | Pending | Absent | NoRoom
+
+
+class Question:
+    """One Acquire or Lookup. ``answer`` is ``None`` until it arrives; a ``claimed`` one belongs to a transfer."""
+
+    def __init__(self, op: Acquire | Lookup) -> None:
+        self.op = op
+        self.answer: Verdict | None = None
+        self.claimed = False
+
+
+class Questions:
+    """At most one current question per key. An answer holds memory at the node (a pin or a ticket) from the
+    moment the node gives it, so every answer is claimed by a transfer or given back.
+
+    Args:
+        next_seq: numbers the operations it returns.
+    """
+
+    def __init__(self, next_seq: Callable[[], int]) -> None:
+        self._next_seq = next_seq
+        self._current: dict[str, Question] = {}
+        self._withdrawn: list[Question] = []
+        self._outstanding: dict[int, Question] = {}
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether an answer is awaited, or one is here that was not given back yet."""
+        return bool(self._current or self._withdrawn)
+
+    @property
+    def outstanding(self) -> int:
+        """Questions without an answer."""
+        return len(self._outstanding)
+
+    def get(self, key: str) -> Question | None:
+        """The current question about ``key``."""
+        return self._current.get(key)
+
+    def ask(self, op: Acquire | Lookup) -> Question:
+        """Note that ``op`` is on its way to the node. There must be no current question about its key."""
+        question = self._current[op.key] = self._outstanding[op.seq] = Question(op)
+        return question
+
+    def settle(self, answer: AnyAnswer) -> bool:
+        """Take in an answer; False when no question awaits it."""
+        question = self._outstanding.get(answer.seq)
+        if question is None or not isinstance(answer, Verdict):
+            return False
+        del self._outstanding[answer.seq]
+        question.answer = answer
+        return True
+
+    def withdraw(self, is_stale: Callable[[str], bool]) -> None:
+        """Forget the questions whose key ``is_stale``: whatever their answers say is given back, not used."""
+        for key in [key for key in self._current if is_stale(key)]:
+            self._withdrawn.append(self._current.pop(key))
+
+    def give_back(self) -> list[AnyOp]:
+        """End a pass: the operations that give back every answer nobody claimed. Questions that still await
+        their answer stay."""
+        ended = [q for q in (*self._current.values(), *self._withdrawn) if q.answer is not None]
+        self._current = {key: q for key, q in self._current.items() if q.answer is None}
+        self._withdrawn = [q for q in self._withdrawn if q.answer is None]
+        ops: list[AnyOp] = []
+        for question in ended:
+            match question.answer:
+                case Ready(pin_id=pin_id) if not question.claimed:
+                    ops.append(Release(self._next_seq(), pin_id))
+                case Ticket(transfer_id=transfer_id) if not question.claimed:
+                    ops.append(Abort(self._next_seq(), transfer_id))
+        return ops

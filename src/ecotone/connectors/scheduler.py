@@ -1,0 +1,280 @@
+"""The scheduler half: decides what each step loads and saves, and when memory may be trusted or reused.
+
+It is pure: the node, the clock and the end of the node's life are given to it, and it has no thread. One pass of
+the engine's scheduler is a few ``lookup`` calls, ``update_state_after_alloc`` for what runs, and
+``build_connector_meta``; what the ranks did with it comes back through ``update_connector_output``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+
+from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order
+from ecotone.connectors.questions import Question, Questions, Verdict
+from ecotone.connectors.transfers import Transfers
+from ecotone.errors import ConfigError, ContractError
+from ecotone.node.exchange import (
+    Absent,
+    Acquire,
+    AnyOp,
+    Done,
+    Forget,
+    ForgetAll,
+    Layout,
+    Lookup,
+    NodeExchange,
+    NoRoom,
+    Pending,
+    Ready,
+    Ticket,
+)
+from ecotone.node.keys import namespace_of
+from ecotone.protocol.connector import (
+    CacheLookup,
+    ECItem,
+    ECSchedulerConnector,
+    ECSchedulerContext,
+    Participant,
+)
+from ecotone.protocol.outputs import ECConnectorOutput, ECConnectorStats
+
+
+def check_participants(participants: tuple[Participant, ...]) -> tuple[int, ...]:
+    """The ranks that take part, in order.
+
+    Raises:
+        ConfigError: nobody takes part, a rank is listed twice, or they are on more than one host.
+    """
+    ranks = tuple(sorted(p.rank for p in participants))
+    hosts = sorted({p.host for p in participants})
+    if not ranks:
+        raise ConfigError("an EC connector is configured, but no rank has an encoder cache")
+    if len(set(ranks)) != len(ranks):
+        raise ConfigError(f"ranks {list(ranks)}: each may take part in EC transfers once")
+    if len(hosts) > 1:
+        raise ConfigError(
+            f"ranks that share an encoder cache are on {len(hosts)} hosts ({', '.join(hosts)}): "
+            "a node's region reaches one host, so all of them must be on one"
+        )
+    return ranks
+
+
+class EcotoneSchedulerConnector(ECSchedulerConnector):
+    """See the module.
+
+    Args:
+        context: role, participants, what an encoding looks like, clock.
+        exchange: this engine's end of the node.
+        pending_timeout_s: how long a request waits for an item, all its tries together.
+        on_shutdown: ends what lives as long as this half (an embedded node); called once.
+
+    Raises:
+        ConfigError: participants that cannot share a region.
+    """
+
+    def __init__(
+        self,
+        context: ECSchedulerContext,
+        exchange: NodeExchange,
+        pending_timeout_s: float,
+        on_shutdown: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(context)
+        self._ranks = check_participants(context.participants)
+        self._encoder = context.encoder
+        self._clock = context.clock
+        self._exchange = exchange
+        self._pending_timeout_s = pending_timeout_s
+        self._on_shutdown = on_shutdown
+        self._closed = False
+
+        next_seq = count(1).__next__
+        self._next_seq = next_seq
+        self._questions = Questions(next_seq)
+        self._transfers = Transfers(self._ranks, next_seq)
+        self._notices: set[int] = set()  # seqs of operations whose Done is awaited
+        self._deadlines: dict[str, dict[str, float]] = {}  # req_id -> key -> when waiting ends
+
+        # This pass: what was said about (req_id, key), what is loaded or encoded, and the orders that follow.
+        self._given: dict[tuple[str, str], tuple[CacheLookup, Question]] = {}
+        self._allocated: set[str] = set()
+        self._loads: list[Order] = []
+        self._saves: list[Order] = []
+
+        self._counters: Counter[str] = Counter()
+        self._rank_stats = ECConnectorStats()
+
+    # -- a scheduling pass ------------------------------------------------------------------------------------
+
+    def lookup(self, req_id: str, item: ECItem) -> CacheLookup:
+        """See the contract. A producer that does not consume hears READY where the item is known to be stored:
+        then there is nothing to do for it, neither a load nor an encode."""
+        given = self._given.get((req_id, item.key))
+        if given is not None:
+            return given[0]
+        self._poll()
+        question = self._questions.get(item.key) or self._ask(item)
+        said = self._judge(req_id, item.key, question)
+        self._given[req_id, item.key] = said, question
+        return said
+
+    def update_state_after_alloc(self, req_id: str, item: ECItem) -> None:
+        """See the contract.
+
+        Raises:
+            ContractError: the item was not answered READY or MISS in this pass.
+        """
+        said, question = self._given.get((req_id, item.key), (None, None))
+        if question is None or said is CacheLookup.PENDING:
+            raise ContractError(f"request {req_id!r} allocated item {item.key!r}, which was answered {said}")
+        if item.key in self._allocated:
+            return
+        self._allocated.add(item.key)
+        match said, question.answer:
+            case CacheLookup.READY, Ready() as ready:
+                self._counters["hits"] += 1
+                if self.is_consumer:
+                    question.claimed = True
+                    transfer_id = self._transfers.dispatch_load(item.key, ready.pin_id)
+                    self._loads.append(Order(item.key, transfer_id, self._layout(item), ready.extents))
+            case _, Ticket() as ticket:
+                self._counters["misses"] += 1
+                question.claimed = True
+                transfer_id = self._transfers.dispatch_save(ticket.transfer_id, item.num_rows)
+                self._saves.append(Order(item.key, transfer_id, self._layout(item), ticket.extents))
+            case _, answer:
+                self._counters["misses"] += 1
+                self._counters[f"unsaved.{_why_unsaved(answer)}"] += 1
+
+    def build_connector_meta(self) -> EcotoneStepMetadata | None:
+        """See the contract. ``None`` when the step neither loads nor saves."""
+        self._poll()
+        self._tell(self._questions.give_back())
+        loads, saves = tuple(self._loads), tuple(self._saves)
+        self._given.clear()
+        self._allocated.clear()
+        self._loads.clear()
+        self._saves.clear()
+        self._poll()
+        return EcotoneStepMetadata(self._ranks, loads, saves) if loads or saves else None
+
+    def _ask(self, item: ECItem) -> Question:
+        # Who never writes must not become the writer: its ticket would keep everybody else waiting.
+        kind = Acquire if self.is_producer else Lookup
+        op = kind(self._next_seq(), item.key, self._layout(item))
+        question = self._questions.ask(op)
+        self._exchange.submit([op])
+        self._poll()
+        return question
+
+    def _judge(self, req_id: str, key: str, question: Question) -> CacheLookup:
+        match question.answer:
+            case Ready():
+                return CacheLookup.READY
+            case None | Pending():
+                return CacheLookup.MISS if self._waited_enough(req_id, key) else CacheLookup.PENDING
+            case _:
+                return CacheLookup.MISS
+
+    def _waited_enough(self, req_id: str, key: str) -> bool:
+        now = self._clock()
+        deadline = self._deadlines.setdefault(req_id, {}).setdefault(key, now + self._pending_timeout_s)
+        return now >= deadline
+
+    def _layout(self, item: ECItem) -> Layout:
+        return Layout(self._encoder.dtype, (item.num_rows, self._encoder.width))
+
+    # -- what came of it --------------------------------------------------------------------------------------
+
+    def update_connector_output(self, output: ECConnectorOutput) -> None:
+        """See the contract.
+
+        Raises:
+            ContractError: the metadata is of another connector.
+        """
+        if output.ec_connector_stats is not None:
+            self._rank_stats = self._rank_stats.aggregate(output.ec_connector_stats)
+        ops: list[AnyOp] = [Forget(self._next_seq(), key) for key in sorted(output.failed_loads)]
+        meta = output.ec_connector_worker_meta
+        if meta is not None:
+            if not isinstance(meta, EcotoneWorkerMetadata):
+                raise ContractError(f"worker metadata of type {type(meta).__name__} is not this connector's")
+            for report in meta.reports:
+                ops += self._transfers.apply(report)
+        self._tell(ops)
+        self._poll()
+
+    def request_finished(self, req_id: str) -> None:
+        """See the contract."""
+        self._deadlines.pop(req_id, None)
+
+    def has_pending_work(self) -> bool:
+        """Whether a transfer is under way or the node owes an answer. Views that ranks hold are no work."""
+        if self._closed:
+            return False
+        self._poll()
+        return self._transfers.unfinished or self._questions.unsettled or bool(self._notices)
+
+    def reset_cache(self, namespace: str) -> None:
+        """See the contract. Transfers of the namespace go on until they are settled; their entries are gone."""
+
+        def is_stale(key: str) -> bool:
+            return namespace_of(key) == namespace
+
+        self._questions.withdraw(is_stale)
+        self._given = {asked: given for asked, given in self._given.items() if not is_stale(asked[1])}
+        self._tell([ForgetAll(self._next_seq(), namespace)])
+        self._poll()
+
+    def statistics(self) -> dict[str, float]:
+        """``hits``, ``misses`` and ``unsaved.<reason>`` count items that were scheduled; ``ranks.*`` are the
+        ranks' own counters, summed; ``node.*`` are the node's."""
+        return {
+            "hits": 0,
+            "misses": 0,
+            **self._counters,
+            **self._transfers.gauges(),
+            "answers_awaited": self._questions.outstanding + len(self._notices),
+            **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
+            **{f"node.{name}": value for name, value in self._exchange.statistics().items()},
+        }
+
+    def shutdown(self) -> None:
+        """Leave the node, and end it where it lives in here. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._exchange.close()
+        self._on_shutdown()
+
+    # -- the node ---------------------------------------------------------------------------------------------
+
+    def _tell(self, ops: list[AnyOp]) -> None:
+        if not ops:
+            return
+        for op in ops:
+            self._counters[f"told.{type(op).__name__.lower()}"] += 1
+        self._notices.update(op.seq for op in ops)
+        self._exchange.submit(ops)
+
+    def _poll(self) -> None:
+        for answer in self._exchange.poll():
+            if isinstance(answer, Done):
+                self._notices.discard(answer.seq)
+                self._counters["without_effect"] += not answer.effect
+            else:
+                self._questions.settle(answer)
+
+
+def _why_unsaved(answer: Verdict | None) -> str:
+    match answer:
+        case None:
+            return "no_answer"
+        case NoRoom():
+            return "no_room"
+        case Absent():
+            return "consumer"
+        case _:
+            return "waited"
