@@ -28,8 +28,8 @@ from ecotone.protocol.outputs import (
     ECConnectorOutput,
     ECConnectorStats,
     ECConnectorWorkerMetadata,
-    MetadataMeta,
 )
+from ecotone.protocol.polymorphic import MetadataMeta, polymorphic
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,12 @@ EncoderCache = MutableMapping[str, "torch.Tensor"]
 
 class ECConnectorMetadata(msgspec.Struct, frozen=True, metaclass=MetadataMeta):
     """What a connector's scheduler half orders its worker halves to do in one step. Subclass it frozen."""
+
+
+if TYPE_CHECKING:
+    AnyConnectorMetadata = ECConnectorMetadata
+else:
+    AnyConnectorMetadata = polymorphic(ECConnectorMetadata)
 
 
 class EncoderSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

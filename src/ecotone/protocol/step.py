@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ecotone.config import Positive
+from ecotone.errors import ContractError
 from ecotone.protocol.arrays import Array
-from ecotone.protocol.connector import ECConnectorMetadata
-from ecotone.protocol.frozen import EMPTY_MAP, frozen_map, set_field
+from ecotone.protocol.connector import AnyConnectorMetadata
+from ecotone.protocol.frozen import EMPTY_MAP, freeze, frozen_map, set_field
+from ecotone.protocol.outputs import NonNegative
 from ecotone.protocol.params import PoolingParams, SamplingParams
 
 
@@ -25,15 +28,15 @@ class MultiModalItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     modality: str
     item_id: str
-    offset: int
-    num_rows: int
+    offset: NonNegative
+    num_rows: Positive
     inputs: Mapping[str, Array] = EMPTY_MAP
 
     def __post_init__(self) -> None:
         set_field(self, "inputs", frozen_map(self.inputs))
 
 
-class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request a rank sees for the first time, or again after it was preempted.
 
     Attributes:
@@ -43,6 +46,9 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         item_keys: parallel to ``items``: the keys under which the encoder cache holds them.
         params: what is asked of the output.
         seed: of the random numbers of this request; meaningless for pooling.
+
+    Raises:
+        ContractError: not one key for each item.
     """
 
     req_id: str
@@ -52,8 +58,13 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     params: SamplingParams | PoolingParams
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        freeze(self, tuple, "prompt_token_ids", "items", "item_keys")
+        if len(self.items) != len(self.item_keys):
+            raise ContractError(f"request {self.req_id}: {len(self.item_keys)} keys for {len(self.items)} items")
 
-class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One request's share of a step. It says all of the request's changing state: ranks remember none of it,
     so a step whose result was discarded is simply ordered again.
 
@@ -71,17 +82,20 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     req_id: str
-    num_computed_tokens: int
-    num_tokens: int
-    num_known_tokens: int
+    num_computed_tokens: NonNegative
+    num_tokens: Positive
+    num_known_tokens: Positive
     output_token_ids: tuple[int, ...] = ()
     block_ids: tuple[int, ...] = ()
     item_keys: tuple[str, ...] = ()
-    encode: tuple[int, ...] = ()
-    load: tuple[int, ...] = ()
+    encode: tuple[NonNegative, ...] = ()
+    load: tuple[NonNegative, ...] = ()
+
+    def __post_init__(self) -> None:
+        freeze(self, tuple, "output_token_ids", "block_ids", "item_keys", "encode", "load")
 
 
-class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One step.
 
     Attributes:
@@ -93,12 +107,16 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ec_connector_metadata: the EC connector's orders; ``None`` when it has none.
     """
 
-    step: int
+    step: Positive
     new_requests: tuple[NewRequestData, ...] = ()
     scheduled: tuple[ScheduledRequest, ...] = ()
     finished_req_ids: frozenset[str] = frozenset()
     free_encoder_keys: tuple[str, ...] = ()
-    ec_connector_metadata: ECConnectorMetadata | None = None
+    ec_connector_metadata: AnyConnectorMetadata | None = None
+
+    def __post_init__(self) -> None:
+        freeze(self, tuple, "new_requests", "scheduled", "free_encoder_keys")
+        freeze(self, frozenset, "finished_req_ids")
 
     @property
     def total_num_scheduled_tokens(self) -> int:
