@@ -1,1 +1,1 @@
-
+"""Requests, their scheduling, the step loop, and the public ``Engine``."""

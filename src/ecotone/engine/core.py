@@ -1,0 +1,132 @@
+"""The step loop's body: schedule, execute, take in, and tell whoever listens. One caller at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ecotone.engine.detokenizer import IncrementalDetokenizer, Tokenizer
+from ecotone.engine.outputs import StreamDelta
+from ecotone.engine.record import Record
+from ecotone.engine.request import Request, RequestStatus
+from ecotone.engine.scheduler import Scheduler
+from ecotone.errors import EcotoneError, IntegrityError, RequestFailedError, ShutDownError
+from ecotone.executor.base import Executor
+from ecotone.protocol.params import SamplingParams
+
+# A step that computed nothing is followed by a wait for news, this long at most.
+PROGRESS_TIMEOUT_S = 0.002
+
+
+class EngineCore:
+    """Scheduler, executor, and the requests in flight. Not thread-safe.
+
+    A step that raises leaves ranks and scheduler in a state nobody knows: the requests in flight fail, and the
+    engine takes no more work.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, tokenizer: Tokenizer, clock: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._records: dict[str, Record] = {}
+        self._unusable: str | None = None
+
+    @property
+    def num_records(self) -> int:
+        """Requests in flight."""
+        return len(self._records)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is needed, for a request or for what requests left behind."""
+        return self._unusable is None and self._scheduler.has_work()
+
+    def check_usable(self) -> None:
+        """Raise unless the engine can take work.
+
+        Raises:
+            ShutDownError: it was closed, or a step failed; the message says why.
+        """
+        if self._unusable is not None:
+            raise ShutDownError(self._unusable)
+
+    def add(self, request: Request, sink: deque[StreamDelta]) -> Record:
+        """Take in a request, whose deltas go to ``sink``.
+
+        Raises:
+            RequestError: it could never run.
+            ShutDownError: the engine takes no more work.
+        """
+        self.check_usable()
+        self._scheduler.add_request(request)
+        stop = request.params.stop if isinstance(request.params, SamplingParams) else ()
+        record = Record(request, IncrementalDetokenizer(self._tokenizer, stop), sink, self._clock)
+        self._records[request.req_id] = record
+        return record
+
+    def step(self) -> bool:
+        """One step, if there is anything to do. Whether tokens were computed or requests ended."""
+        if not self.has_work:
+            return False
+        try:
+            return self._step()
+        # A rim: whatever a model, a connector or a device raises ends the requests in flight, with the cause.
+        except Exception as error:  # noqa: BLE001
+            self.fail(f"the engine stopped: a step failed with {type(error).__name__}: {error}", error)
+            return True
+        except BaseException as interrupt:
+            self.fail(f"the engine stopped: {type(interrupt).__name__} interrupted a step", interrupt)
+            raise
+
+    def _step(self) -> bool:
+        scheduler_output = self._scheduler.schedule()
+        output = self._executor.execute_model(scheduler_output)
+        if output is None:
+            output = self._executor.sample_tokens()
+        deltas = self._scheduler.update_from_output(scheduler_output, output)
+        for delta in deltas:
+            record = self._records[delta.req_id]
+            record.apply(delta)
+            if record.output is not None:
+                del self._records[delta.req_id]
+            if record.has_stopped and delta.finished is None:
+                self._scheduler.finish_request(delta.req_id, RequestStatus.FINISHED_STOPPED)
+        return bool(scheduler_output.scheduled or deltas)
+
+    def wait_for_progress(self) -> None:
+        """Wait a little for news from the ranks."""
+        self._executor.wait_for_progress(PROGRESS_TIMEOUT_S)
+
+    def abort(self, req_id: str) -> bool:
+        """End a request. Whether it was in flight."""
+        record = self._records.pop(req_id, None)
+        if record is None:
+            return False
+        self._scheduler.finish_request(req_id, RequestStatus.FINISHED_ABORTED)
+        record.finish("abort")
+        return True
+
+    def fail(self, reason: str, cause: BaseException | None = None) -> None:
+        """End every request in flight with an error, and take no more work."""
+        if self._unusable is None:
+            self._unusable = reason
+        for req_id, record in list(self._records.items()):
+            error: EcotoneError = RequestFailedError(f"request {req_id!r}: {reason}")
+            error.__cause__ = cause
+            record.finish("error", error)
+        self._records.clear()
+
+    def check_integrity(self) -> None:
+        """Compare the requests listened to with those scheduled.
+
+        Raises:
+            IntegrityError: one without the other.
+        """
+        scheduled = self._scheduler.has_unfinished()
+        if self._unusable is None and scheduled != bool(self._records):
+            some = "some are" if scheduled else "none is"
+            raise IntegrityError(f"{len(self._records)} requests are listened to, while {some} scheduled")

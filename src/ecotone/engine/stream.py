@@ -1,0 +1,67 @@
+"""The deltas of one request, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from ecotone.engine.outputs import StreamDelta
+
+
+class Stream(Iterator[StreamDelta]):
+    """Iterates over the deltas; the last one carries the output. Ending it early aborts the request.
+
+    Args:
+        request_id: whose deltas they are.
+        fetch: waits for the next delta.
+        abort: ends the request.
+        abandon: as ``abort``, at the next opportunity and without waiting for anything.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        fetch: Callable[[], StreamDelta],
+        abort: Callable[[str], object],
+        abandon: Callable[[str], None],
+    ) -> None:
+        self.request_id = request_id
+        self._fetch = fetch
+        self._abort = abort
+        self._abandon = abandon
+        self._ended = False
+
+    def __next__(self) -> StreamDelta:
+        """The next delta.
+
+        Raises:
+            RequestFailedError: the request could not be finished.
+        """
+        if self._ended:
+            raise StopIteration
+        delta = self._fetch()
+        if delta.output is not None:
+            self._ended = True
+            if delta.output.error is not None:
+                raise delta.output.error
+        return delta
+
+    def close(self) -> None:
+        """Abort the request if it still runs. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._abort(self.request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The collector may run this anywhere, also where this very thread holds the engine's lock.
+        if not self._ended:
+            self._abandon(self.request_id)
