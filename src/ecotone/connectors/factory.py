@@ -57,7 +57,9 @@ class EcotoneConnectorFactory(ECConnectorFactory):
             prefault=options.prefault,
         )
         exchange = node.connect(context.engine_id)
-        return EcotoneSchedulerConnector(context, exchange, options.pending_timeout_s, node.close)
+        return EcotoneSchedulerConnector(
+            context, exchange, options.pending_timeout_s, node.close, node.check_integrity
+        )
 
     def worker_half(self, context: ECWorkerContext) -> ECWorkerConnector:
         """A worker half that attaches to the node of its engine when it gets its first order.

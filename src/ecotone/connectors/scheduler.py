@@ -69,6 +69,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         exchange: this engine's end of the node.
         pending_timeout_s: how long a request waits for an item, all its tries together.
         on_shutdown: ends what lives as long as this half (an embedded node); called once.
+        check_node: checks the books of such a node.
 
     Raises:
         ConfigError: participants that cannot share a region.
@@ -80,6 +81,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         exchange: NodeExchange,
         pending_timeout_s: float,
         on_shutdown: Callable[[], None] = lambda: None,
+        check_node: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(context)
         self._ranks = check_participants(context.participants)
@@ -88,6 +90,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._exchange = exchange
         self._pending_timeout_s = pending_timeout_s
         self._on_shutdown = on_shutdown
+        self._check_node = check_node
         self._closed = False
 
         next_seq = count(1).__next__
@@ -170,6 +173,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         return question
 
     def _judge(self, req_id: str, key: str, question: Question) -> CacheLookup:
+        question.offered = question.answer is not None
         match question.answer:
             case Ready():
                 return CacheLookup.READY
@@ -240,6 +244,15 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
             **{f"node.{name}": value for name, value in self._exchange.statistics().items()},
         }
+
+    def rank_statistics(self) -> dict[int, dict[str, float]]:
+        """See the contract. Of the rank's present start."""
+        latest = {entry.rank: entry for entry in self._rank_stats.ranks}  # they are in the order of their epochs
+        return {rank: dict(entry.counters) for rank, entry in latest.items()}
+
+    def check_integrity(self) -> None:
+        """See the contract."""
+        self._check_node()
 
     def shutdown(self) -> None:
         """Leave the node, and end it where it lives in here. Idempotent."""

@@ -129,6 +129,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
             encoder_cache[order.key] = rows
             if job is None:
                 self._count("views", 1)
+                self._count("view_bytes", order.layout.nbytes)
                 self._report(order.transfer_id, ReportKind.LOADED)
 
     def save_caches(self, encoder_cache: EncoderCache, key: str) -> None:

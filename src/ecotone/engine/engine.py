@@ -207,6 +207,8 @@ class Engine:
         with self._locked() as core:
             self._parts.scheduler.check_integrity()
             core.check_integrity()
+            if self._parts.connector is not None:
+                self._parts.connector.check_integrity()
 
     def close(self) -> None:
         """End the requests in flight, and give everything back. Idempotent."""

@@ -202,6 +202,17 @@ class ECSchedulerConnector(ECConnectorBase):
         """Counters and gauges by name, all ranks' reports included."""
         return {}
 
+    def rank_statistics(self) -> dict[int, dict[str, float]]:
+        """Each rank's own counters, as it last reported them."""
+        return {}
+
+    def check_integrity(self) -> None:
+        """Compare the books of the memory it owns.
+
+        Raises:
+            IntegrityError: naming what does not add up.
+        """
+
 
 class ECWorkerConnector(ECConnectorBase):
     """The half beside one rank's encoder cache."""
