@@ -402,6 +402,7 @@ def test_statistics_are_cumulative_and_said_only_when_they_changed(bench: Bench)
         "loads": 1,
         "load_bytes": LAYOUT.nbytes,
         "views": 1,
+        "view_bytes": LAYOUT.nbytes,
         "save_failed.not_encoded": 1,
     }
     assert bench.half.get_ec_connector_stats() is None
