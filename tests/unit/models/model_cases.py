@@ -274,7 +274,7 @@ def run_step(
         rows_mask=torch.cat(masks),
         extra=torch.cat(extras) if levels and adapter.info.encoder.levels else None,
     )
-    return list(adapter.logits(hidden).split([count for _, count in work]))
+    return list(torch.split(adapter.logits(hidden), [count for _, count in work]))
 
 
 def prefill(

@@ -287,6 +287,14 @@ def test_attention_that_cannot_be_packed_is_refused() -> None:
         ModelAdapter(model, max_model_len=512)
 
 
+def test_attention_that_does_not_go_through_the_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers only warns when a model ignores the attention that is set."""
+    model = Family.make("llava").reference
+    monkeypatch.setattr(model, "set_attn_implementation", lambda _: None)
+    with pytest.raises(UnsupportedModelError, match="LlamaModel cannot be replaced"):
+        ModelAdapter(model, max_model_len=512)
+
+
 def test_two_engines_in_two_threads() -> None:
     """Each thread's step sees its own plan and cache, also of one and the same adapter."""
     family = Family.make("llava")

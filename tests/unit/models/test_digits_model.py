@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +73,7 @@ def fields(digits: Any) -> tuple[Any, Any]:
     return digits.pixels, digits.labels
 
 
-def ask(digits: Family, processor: Any, prompts: list[str], pictures: list[Image.Image]) -> list[str]:
+def ask(digits: Family, processor: Any, prompts: list[str], pictures: Sequence[Image.Image]) -> list[str]:
     inputs = processor(text=prompts, images=pictures, return_tensors="pt", padding=True)
     output = digits.reference.generate(**inputs, max_new_tokens=12, do_sample=False)
     return [answer.strip() for answer in processor.batch_decode(output[:, inputs["input_ids"].shape[1] :], True)]

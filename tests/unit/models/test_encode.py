@@ -85,7 +85,7 @@ def test_items_of_one_shape_share_a_call(
         (lambda item: with_pixels(item, np.zeros((2, 3, 28, 28), np.float32)), "32 rows for 1 items of 16|rows"),
         (lambda item: msgspec.structs.replace(item, inputs={}), "image encoder failed"),
         (lambda item: msgspec.structs.replace(item, modality="audio"), "a llava model has no audio encoder"),
-        (lambda item: with_pixels(item, np.float32(1.0).reshape(())), "image encoder failed"),
+        (lambda item: with_pixels(item, np.ones((), np.float32)), "image encoder failed"),
     ],
 )
 def test_one_bad_item_fails_alone(tiny: Family, items: list[MultiModalItem], spoil: Any, reason: str) -> None:

@@ -117,7 +117,8 @@ def test_any_cut_of_any_batch_is_plain_attention(
         tuple(torch.randn(heads, n, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
         for n in lengths
     ]
-    done, outputs, turn = [0] * len(lengths), [[] for _ in lengths], 0
+    outputs: list[list[Tensor]] = [[] for _ in lengths]
+    done, turn = [0] * len(lengths), 0
     while any(d < n for d, n in zip(done, lengths, strict=True)):
         segments, parts, who = [], [], []
         for index, n in enumerate(lengths):
@@ -135,7 +136,7 @@ def test_any_cut_of_any_batch_is_plain_attention(
         packed = tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
         plan = AttentionPlan.build(segments, block_size, CPU)
         out = attend(plan, kv, packed, window)  # type: ignore[arg-type]
-        for index, part in zip(who, out.split([s.num_tokens for s in segments]), strict=True):
+        for index, part in zip(who, torch.split(out, [s.num_tokens for s in segments]), strict=True):
             outputs[index].append(part)
         turn += 1
     for index, known in enumerate(groups):
