@@ -36,6 +36,7 @@ from ecotone.protocol.outputs import (
     RankStats,
 )
 from ecotone.protocol.step import SchedulerOutput
+from ecotone.protocol.wire import register
 from ecotone.worker.worker import Worker
 
 LoadFate = Literal["missing", "short", "wrong_dtype"]
@@ -63,6 +64,7 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     raise_in: str = ""
 
 
+@register
 class RecordingMetadata(ECConnectorMetadata, frozen=True, forbid_unknown_fields=True):
     """Keys to load and to save in this step."""
 
@@ -79,6 +81,7 @@ class Call(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unkn
     argument: str = ""
 
 
+@register
 class RecordedCalls(ECConnectorWorkerMetadata, frozen=True, forbid_unknown_fields=True):
     """The hook calls since the last report, joined by union. It is falsy, which must not make it vanish."""
 

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ecotone.protocol.connector import ECConnectorMetadata
 from ecotone.protocol.outputs import ModelRunnerOutput
 from ecotone.protocol.params import PoolingParams, SamplingParams
 from ecotone.protocol.step import MultiModalItem, NewRequestData, ScheduledRequest, SchedulerOutput
+
+
+class RunsSteps(Protocol):
+    """An executor, a worker or a model runner."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None: ...
+
+    def sample_tokens(self) -> ModelRunnerOutput: ...
+
+
+def whole_steps(runs: RunsSteps) -> Callable[[SchedulerOutput], ModelRunnerOutput]:
+    """Both halves of a step in one call."""
+
+    def run(scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        output = runs.execute_model(scheduler_output)
+        return runs.sample_tokens() if output is None else output
+
+    return run
 
 
 class OrderedRequest:

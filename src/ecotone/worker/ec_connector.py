@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ecotone.errors import ContractError
 from ecotone.protocol.connector import ECWorkerConnector
 from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ECConnectorOutput, ModelRunnerOutput
+from ecotone.protocol.roundtrip import check_round_trip
 from ecotone.protocol.step import SchedulerOutput
 from ecotone.worker.encoder_cache import RankEncoderCache
 
@@ -124,9 +125,15 @@ class _ActiveStep(ECStep):
 
 
 class ActiveECConnector(ECHook):
-    """Drives a connector's worker half over this rank's encoder cache."""
+    """Drives a connector's worker half over this rank's encoder cache.
+
+    Raises:
+        RoundTripError: what the connector reports would not survive the way to the scheduler.
+    """
 
     def __init__(self, connector: ECWorkerConnector, encoder_cache: RankEncoderCache) -> None:
+        if connector.worker_metadata_type is not None:
+            check_round_trip(connector.worker_metadata_type)
         self.is_encode_only = connector.is_encode_only
         self._connector = connector
         self._cache = encoder_cache

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ecotone.config import EngineConfig
-from ecotone.errors import ConfigError, ContractError
+from ecotone.errors import ConfigError, ContractError, RoundTripError
 from ecotone.protocol.connector import ECConnectorFactory, ECWorkerContext
 from ecotone.protocol.model import ModelInfo
 from ecotone.protocol.outputs import ModelRunnerOutput
@@ -95,7 +95,12 @@ class Worker:
             device=str(self.device),
             wakeup=wakeup,
         )
-        return ActiveECConnector(ec_factory.worker_half(context), cache)
+        connector = ec_factory.worker_half(context)
+        try:
+            return ActiveECConnector(connector, cache)
+        except RoundTripError:
+            connector.shutdown()
+            raise
 
     @property
     def takes_part(self) -> bool:
