@@ -22,12 +22,19 @@ Verdict = Ready | Ticket | Pending | Absent | NoRoom
 
 
 class Question:
-    """One Acquire or Lookup. ``answer`` is ``None`` until it arrives; a ``claimed`` one belongs to a transfer."""
+    """One Acquire or Lookup.
+
+    Attributes:
+        answer: ``None`` until it arrives.
+        claimed: what it holds belongs to a transfer.
+        offered: whoever asks had a whole pass to take it, or was told it.
+    """
 
     def __init__(self, op: Acquire | Lookup) -> None:
         self.op = op
         self.answer: Verdict | None = None
         self.claimed = False
+        self.offered = False
 
 
 class Questions:
@@ -78,11 +85,17 @@ class Questions:
             self._withdrawn.append(self._current.pop(key))
 
     def give_back(self) -> list[AnyOp]:
-        """End a pass: the operations that give back every answer nobody claimed. Questions that still await
-        their answer stay."""
-        ended = [q for q in (*self._current.values(), *self._withdrawn) if q.answer is not None]
-        self._current = {key: q for key, q in self._current.items() if q.answer is None}
+        """End a pass: the operations that give back every answer that was offered and not claimed.
+
+        An answer that arrived in the course of the pass is kept for the next one: were it given back, those who
+        asked for it would ask again, and find it given back again, for ever.
+        """
+        ended = [q for q in self._withdrawn if q.answer is not None]
+        ended += [q for q in self._current.values() if q.answer is not None and q.offered]
         self._withdrawn = [q for q in self._withdrawn if q.answer is None]
+        self._current = {key: q for key, q in self._current.items() if q.answer is None or not q.offered}
+        for question in self._current.values():
+            question.offered = question.answer is not None
         ops: list[AnyOp] = []
         for question in ended:
             match question.answer:
