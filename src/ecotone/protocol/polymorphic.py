@@ -34,3 +34,8 @@ def polymorphic(base: type[msgspec.Struct]) -> type[Polymorphic]:
     stand_in = ABCMeta(f"Any{base.__name__}", (Polymorphic,), {"__doc__": f"Any concrete ``{base.__name__}``."})
     stand_in.register(base)
     return stand_in
+
+
+def is_stand_in(hint: object) -> bool:
+    """Whether an annotation is a stand-in itself (to which concrete types are only virtual subclasses)."""
+    return isinstance(hint, type) and Polymorphic in hint.__mro__

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 
 from ecotone.errors import RoundTripError
-from ecotone.protocol.polymorphic import Polymorphic
+from ecotone.protocol.polymorphic import is_stand_in
 
 _SCALARS = frozenset({NoneType, bool, int, str, bytes})
 _MAPS = (dict, Mapping)
@@ -89,7 +89,7 @@ def _check(hint: Any, where: str, hashed: bool, seen: Seen) -> None:
     elif isinstance(hint, type) and issubclass(hint, enum.Enum):
         _refuse_if(issubclass(hint, enum.Flag), where, "a flag enum; write an int, or a set of an enum")
         _let_msgspec_decide(hint, where)
-    elif isinstance(hint, type) and issubclass(hint, Polymorphic):
+    elif is_stand_in(hint):
         _refuse_if(hashed, where, "a polymorphic type as member of a set or key of a map")
     else:
         raise RoundTripError(f"{where}: {type_name(hint)} {_why_not(hint)}")
@@ -168,6 +168,4 @@ def _why_not(hint: Any) -> str:
         return "says nothing about what it holds; write its item types"
     if getattr(get_origin(hint) or hint, "__module__", "") == "collections.abc":
         return "does not say which container: it would come back as another one; write tuple or frozenset"
-    return (
-        "is none of the types that come back as they were; use scalars, tuples, frozensets, mappings and structs"
-    )
+    return "is not known to come back as it was; use scalars, enums, tuples, frozensets, mappings, structs"

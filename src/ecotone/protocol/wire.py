@@ -17,7 +17,7 @@ import msgspec
 
 from ecotone.errors import ContractError, DecodeError, RoundTripError, UnknownTypeError, WireError
 from ecotone.protocol.frozen import set_field
-from ecotone.protocol.polymorphic import MetadataMeta, Polymorphic
+from ecotone.protocol.polymorphic import MetadataMeta, Polymorphic, is_stand_in
 from ecotone.protocol.roundtrip import check_round_trip, classes_in, field_hints, is_struct, type_name
 
 T = TypeVar("T")
@@ -42,7 +42,8 @@ def register(kind: type[S], tag: str | None = None) -> type[S]:
         tag: its name on the wire, at most ``MAX_TAG_LENGTH`` characters; by default ``module:qualname``.
 
     Raises:
-        RoundTripError: values of ``kind`` would not survive the wire; the field is named.
+        RoundTripError: values of ``kind`` would not survive the wire (the field is named), or would nest further
+            metadata, of which each level would copy all that lie below it.
         ContractError: no such type, not frozen, or type or tag are already registered otherwise.
     """
     tag = f"{kind.__module__}:{kind.__qualname__}" if tag is None else tag
@@ -57,6 +58,8 @@ def register(kind: type[S], tag: str | None = None) -> type[S]:
     if _tags.get(kind, tag) != tag:
         raise ContractError(f"{kind.__qualname__} is already registered, as {_tags[kind]!r}")
     check_round_trip(kind)
+    if _carriers(kind):
+        raise RoundTripError(f"{kind.__qualname__}.{_carriers(kind)[0]} holds further metadata; write it flat")
     _types[tag], _tags[kind] = kind, tag
     return kind
 
@@ -139,7 +142,7 @@ def _envelope(value: msgspec.Struct) -> tuple[str, bytes]:
     tag = _tags.get(type(value))
     if tag is None:
         raise RoundTripError(f"{type(value).__qualname__} is not registered: no receiver could decode it")
-    return tag, _encode(value)
+    return tag, _ENCODER.encode(value)
 
 
 def _open_envelope(stand_in: type[Polymorphic], envelope: object) -> Any:
@@ -170,7 +173,7 @@ def _reaches_polymorphic(hint: Any) -> bool:
             reached.add(kind)
             if is_struct(kind):
                 ahead.extend(found for inner in field_hints(kind).values() for found in classes_in(inner))
-    return any(issubclass(kind, Polymorphic) for kind in reached)
+    return any(map(is_stand_in, reached))
 
 
 @cache
