@@ -34,7 +34,8 @@ def gather_encoder_rows(batch: InputBatch, cache: RankEncoderCache, step: ECStep
     """
     index, rows = [], []
     for request, state, start in zip(batch.requests, batch.states, batch.starts, strict=False):
-        for i, item in enumerate(state.data.items):
+        prefilling = request.num_computed_tokens < len(state.data.prompt_token_ids)
+        for i, item in enumerate(state.data.items if prefilling else ()):
             first, last, where = state.rows(i, request)
             if first == last:
                 continue

@@ -223,16 +223,18 @@ class ModelRunner:
         return model.forward(embeds, batch.positions, plan, self._kv_cache, rows_mask=mask, extra=extra)
 
     def _collect(self, step: ECStep) -> ECConnectorOutput | None:
-        output = step.collect()
-        self._counters["failed_loads"] += len(output.failed_loads) if output is not None else 0
-        return output
+        return self._counted(step.collect())
+
+    def _counted(self, report: ECConnectorOutput | None) -> ECConnectorOutput | None:
+        self._counters["failed_loads"] += len(report.failed_loads) if report is not None else 0
+        return report
 
     def _merge_ec_connector_no_forward(
         self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput
     ) -> ModelRunnerOutput:
         """``output`` of a step without tokens, with the report of the hook, which runs all the same."""
         ec_only = self.ec_connector.no_forward(scheduler_output)
-        return ModelRunnerOutput.with_ec_conn_output(output, ec_only.ec_connector_output)
+        return ModelRunnerOutput.with_ec_conn_output(output, self._counted(ec_only.ec_connector_output))
 
     def _take_state(self) -> ExecuteModelState:
         state, self._execute_model_state = self._execute_model_state, None

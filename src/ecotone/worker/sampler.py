@@ -45,11 +45,10 @@ def usable(logits: Tensor) -> list[bool]:
 def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledToken]:
     """One token for each row of ``logits`` (float32 ``[N, vocab]``, every row usable)."""
     token_ids = logits.argmax(dim=-1)
-    scaled = _scale(logits, requests)
     drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
-        token_ids[drawn] = _draw(scaled[drawn], [requests[row] for row in drawn])
-    logprobs = _logprobs(scaled, token_ids, requests)
+        token_ids[drawn] = _draw(logits[drawn], [requests[row] for row in drawn])
+    logprobs = _logprobs(logits, token_ids, requests)
     return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids.tolist())]
 
 
@@ -66,8 +65,9 @@ def _scale(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
     return (logits.double() - best) / temperatures.to(logits.device)[:, None]
 
 
-def _draw(scaled: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
     """int64 ``[M]``. Only rows that are cut by top-k or top-p pay for a sort."""
+    scaled = _scale(logits, requests)
     token_ids = torch.empty(len(requests), dtype=torch.int64, device=scaled.device)
     cut = [r.params.top_k > 0 or r.params.top_p < 1 for r in requests]
     for is_cut in (False, True):
@@ -109,12 +109,12 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum(index, last)[:, 0]
 
 
-def _logprobs(scaled: Tensor, token_ids: Tensor, requests: Sequence[SampleRequest]) -> dict[int, TokenLogprobs]:
+def _logprobs(logits: Tensor, token_ids: Tensor, requests: Sequence[SampleRequest]) -> dict[int, TokenLogprobs]:
     """row -> log probabilities, of the rows that ask for them."""
     rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
     if not rows:
         return {}
-    logprobs = scaled[rows].log_softmax(dim=-1)
+    logprobs = _scale(logits[rows], [requests[row] for row in rows]).log_softmax(dim=-1)
     sampled = logprobs.gather(1, token_ids[rows][:, None])[:, 0].tolist()
     most = max(requests[row].params.logprobs or 0 for row in rows)
     values, ids = logprobs.topk(min(most, logprobs.shape[-1]), dim=-1)

@@ -157,6 +157,7 @@ def test_nothing_left_after_the_encoder_goes_on_with_the_hook_that_has_begun(mak
     assert output.request_errors == {"a": "item 0: its pixels are not finite"}
     assert output.req_ids == ()
     assert output.ec_connector_output.failed_loads == {"ns:cat"}
+    assert rank.runner.statistics()["failed_loads"] == 1
     assert output.ec_connector_output.ec_connector_worker_meta is rank.connector.built[-1]
     assert calls(rank) == [*BEGIN, "start_load_caches:ns:cat", "wait_for_loads", *REPORT, *END]
 
@@ -242,6 +243,13 @@ def test_a_connector_whose_reports_cannot_travel_is_refused(make_rank, monkeypat
     monkeypatch.setattr(type(rank.connector), "worker_metadata_type", Untyped)
     with pytest.raises(RoundTripError, match="anything"):
         ActiveECConnector(rank.connector, rank.cache)
+
+
+def test_a_connector_that_never_reports_declares_no_type(make_rank, monkeypatch):
+    rank = make_rank(silent=True)
+    monkeypatch.setattr(type(rank.connector), "worker_metadata_type", None)
+    hook = ActiveECConnector(rank.connector, rank.cache)
+    assert hook.no_forward(SchedulerOutput(step=1)) is EMPTY_MODEL_RUNNER_OUTPUT
 
 
 def test_no_op(make_rank):
