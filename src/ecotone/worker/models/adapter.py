@@ -77,12 +77,11 @@ class ModelAdapter:
         return self._encoder.encode(items)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        """Embeddings ``[T, hidden]`` of ``ids`` ``[T]``. Those of placeholders mean nothing and are to be
-        replaced by encoder rows: their ids may lie outside the table."""
+        """Embeddings ``[T, hidden]`` of ``ids`` ``[T]``. Those of placeholders are to be replaced by encoder
+        rows: some families' placeholder ids lie outside the table, and get any embedding."""
         ids = ids.to(self.device)
-        embeds: Tensor = self._model.get_input_embeddings()(ids.masked_fill(self.placeholder_mask(ids), 0)[None])[
-            0
-        ]
+        outside = self.placeholder_mask(ids) & (ids >= self.info.vocab_size)
+        embeds: Tensor = self._model.get_input_embeddings()(ids.masked_fill(outside, 0)[None])[0]
         return embeds
 
     def placeholder_mask(self, ids: Tensor) -> Tensor:
@@ -138,7 +137,7 @@ class ModelAdapter:
         arguments: dict[str, Any] = {}
         if rows_mask is not None and extra is not None and len(extra):
             arguments["visual_pos_masks"] = rows_mask[None]
-            arguments["deepstack_visual_embeds"] = list(extra.split(self.hidden_size, dim=1))
+            arguments["deepstack_visual_embeds"] = list(torch.split(extra, self.hidden_size, dim=1))
         with packed_attention(plan, kv):
             output = self._language_model(
                 inputs_embeds=embeds[None],

@@ -124,4 +124,4 @@ def split_rows(output: Tensor | Sequence[Tensor], counts: Sequence[int]) -> list
     rows = torch.cat(flat)
     if len(rows) != sum(counts):
         raise ValueError(f"{len(rows)} rows for {len(counts)} items of {sum(counts)}")
-    return list(rows.split(list(counts)))
+    return list(torch.split(rows, list(counts)))
