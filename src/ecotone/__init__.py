@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ecotone.config import ECConfig, EngineConfig
     from ecotone.engine.engine import Engine
-    from ecotone.engine.inputs import Prompt
+    from ecotone.engine.inputs import InputProcessor, Prompt
     from ecotone.engine.media import ImageInput
     from ecotone.engine.outputs import RequestMetrics, RequestOutput, StreamDelta
     from ecotone.engine.stream import Stream
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ecotone.config": ("ECConfig", "EngineConfig"),
     "ecotone.engine.engine": ("Engine",),
-    "ecotone.engine.inputs": ("Prompt",),
+    "ecotone.engine.inputs": ("InputProcessor", "Prompt"),
     "ecotone.engine.media": ("ImageInput",),
     "ecotone.engine.outputs": ("RequestMetrics", "RequestOutput", "StreamDelta"),
     "ecotone.engine.stream": ("Stream",),
@@ -61,6 +61,7 @@ __all__ = [
     "EngineConfig",
     "IllegalTransitionError",
     "ImageInput",
+    "InputProcessor",
     "IntegrityError",
     "InvalidMediaError",
     "ItemTooLargeError",

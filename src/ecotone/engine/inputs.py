@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ecotone.engine.checkpoint import load_processor
+from ecotone.engine.checkpoint import check_model_folder, load_processor
 from ecotone.engine.items import Item, ItemProcessor
 from ecotone.engine.media import ImageInput, load_image
 from ecotone.errors import PlaceholderError, RequestError, UnsupportedModelError
@@ -49,9 +49,9 @@ class InputProcessor:
         """Load the folder's processor.
 
         Raises:
-            ModelError: it cannot be loaded, or takes no images.
+            ModelError: there is no such folder, or its processor cannot be loaded, or takes no images.
         """
-        self._processor = load_processor(model)
+        self._processor = load_processor(check_model_folder(str(model)))
         self._items = ItemProcessor(self._processor)
         self._max_image_pixels = max_image_pixels
         self._lock = threading.Lock()

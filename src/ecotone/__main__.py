@@ -1,0 +1,5 @@
+"""``python -m ecotone``."""
+
+from ecotone.cli import main
+
+main()

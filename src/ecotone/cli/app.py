@@ -1,0 +1,133 @@
+"""Commands, options, and what an error looks like: one line on stderr, exit code 1 (2 for wrong usage)."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+import ecotone
+from ecotone.cli import demo as demo_command
+from ecotone.cli import generate as generate_command
+from ecotone.cli.console import err, out
+from ecotone.cli.models import find_model
+from ecotone.cli.report import print_report
+from ecotone.errors import EcotoneError
+
+# Modules of the "engine" extra: the command line runs a model, which the bare package cannot.
+_ENGINE_MODULES = ("torch", "transformers", "PIL", "tokenizers", "safetensors")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # the only one that fills paragraphs
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"ecotone {version('ecotone')}")
+        raise typer.Exit
+
+
+@app.callback()
+def ecotone_command(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A distributed encoder cache for multimodal inference: an image is encoded once, and used everywhere."""
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        str, typer.Option(help="Folder of the model; 'digits' is the one that comes with the repository.")
+    ] = "digits",
+    images: Annotated[
+        int, typer.Option(min=4, help="How many labelled images of the model's folder to use.")
+    ] = 12,
+    cache_images: Annotated[
+        int, typer.Option(min=2, help="How many encodings fit into the worker's own encoder cache.")
+    ] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Ask a real model several questions about each of a set of handwritten digits, with the cache and without.
+
+    The worker's encoder cache is so small that an image's encoding is gone when the image comes back: with Ecotone
+    it is loaded, without it is computed again. The answers must be the same, token by token; otherwise the exit
+    code is 1.
+    """
+    result = demo_command.run(find_model(model), images, cache_images)
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        print_report(result)
+    if not result.identical:
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face checkpoint, or 'digits'.")
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")],
+    image: Annotated[
+        list[str] | None, typer.Option("--image", "-i", help="An image file or data: URL; repeat it for several.")
+    ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Take the prompt as it is, with its image placeholders, and no chat template."),
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most probable token; more is more random.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k most probable tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the tokens that make up this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; repeat it for several.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<index>.")] = "auto",
+    memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 512MB or 2GiB.")] = "256MiB",
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run without the encoder cache.")] = False,
+) -> None:
+    """Answer one question about your own images with your own model, streaming the answer to stdout."""
+    params = ecotone.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    ec = None if no_cache else ecotone.ECConfig(options={"memory": memory})
+    config = ecotone.EngineConfig(model=str(find_model(model)), device=device, ec=ec)
+    generate_command.run(config, prompt, image or [], params, raw=raw)
+
+
+def main() -> None:
+    """Entry point of the ``ecotone`` command."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        app()
+    except EcotoneError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _ENGINE_MODULES:
+            raise
+        _fail(f"running a model needs {error.name}: pip install 'ecotone[engine]'")
+
+
+def _fail(message: str) -> None:
+    err.print(Text("error: " + " ".join(message.split()), style="bold red"), soft_wrap=True)
+    raise SystemExit(1)
