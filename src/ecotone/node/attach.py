@@ -17,7 +17,7 @@ from hashlib import sha256
 
 import msgspec
 
-from ecotone.errors import ConfigError, ContractError, ResourceError
+from ecotone.errors import ConfigError, ContractError, ResourceError, ShutDownError
 from ecotone.node.region import Region, RegionDescriptor
 
 _MAX_MESSAGE = 4096
@@ -52,12 +52,14 @@ class RegionServer:
         self._region = region
         self._uid = os.geteuid() if uid is None else uid
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._wake, self._woken = socket.socketpair()
+        self._sockets = [self._wake, self._woken]
+        self._selector.register(self._woken, selectors.EVENT_READ)
         try:
             for writable in (True, False):
                 listener = _listen(engine_id, writable)
-                self._selector.register(listener, selectors.EVENT_READ, writable)
+                self._sockets.append(listener)
+                self._selector.register(listener, selectors.EVENT_READ, (listener, writable))
         except ConfigError:
             self._release()
             raise
@@ -66,30 +68,28 @@ class RegionServer:
 
     def close(self) -> None:
         """Stop handing out; what was handed out stays valid. Idempotent."""
-        if self._thread.is_alive():
-            self._wake_write.send(b"x")
+        if self._sockets:
+            self._wake.send(b"x")
             self._thread.join()
-        self._release()
+            self._release()
 
     def _release(self) -> None:
-        if self._selector.get_map() is not None:  # not closed yet
-            for key in list(self._selector.get_map().values()):
-                if isinstance(key.fileobj, socket.socket):
-                    key.fileobj.close()
-            self._wake_write.close()
-            self._selector.close()
+        self._selector.close()
+        while self._sockets:
+            self._sockets.pop().close()
 
     def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.data is None:
+                if key.data is None:  # woken to end
                     return
-                if isinstance(key.fileobj, socket.socket):
-                    self._answer(key.fileobj, writable=key.data)
+                listener, writable = key.data
+                self._answer(listener, writable=writable)
 
     def _answer(self, listener: socket.socket, *, writable: bool) -> None:
-        # A client that hung up, or a process without descriptors, ends this attempt; the client tries again.
-        with suppress(OSError):
+        # A client that hung up, a process without descriptors or a region already closed ends this attempt, not
+        # the thread; a client that still waits tries again.
+        with suppress(OSError, ShutDownError):
             connection, _ = listener.accept()
             with connection:
                 connection.setblocking(False)  # its buffer is empty: the one message fits

@@ -52,7 +52,7 @@ class EmbeddedNode:
         chosen = make_policy(policy)
         self._clock = clock
         self._lock = threading.Lock()
-        self._clients: set[str] = set()
+        self._clients: dict[str, EmbeddedExchange] = {}
         self._closed = False
         self.region = Region.create(capacity_bytes, engine_id, prefault=prefault)
         own = self.region.descriptor
@@ -74,25 +74,32 @@ class EmbeddedNode:
             self._refuse_closed()
             if client_id in self._clients:
                 raise ContractError(f"client {client_id!r} is connected already")
-            self._clients.add(client_id)
-        return EmbeddedExchange(self, client_id)
+            exchange = self._clients[client_id] = EmbeddedExchange(self, client_id)
+        return exchange
 
-    def apply(self, client_id: str, ops: Sequence[AnyOp]) -> Sequence[AnyAnswer]:
+    def apply(self, exchange: EmbeddedExchange, ops: Sequence[AnyOp]) -> Sequence[AnyAnswer]:
         """Carry out one batch of a connected client.
 
         Raises:
-            ShutDownError: the node was closed, or the client is not connected.
+            ShutDownError: the node was closed, or the client is not connected any more.
         """
         with self._lock:
             self._refuse_closed()
-            if client_id not in self._clients:
-                raise ShutDownError(f"client {client_id!r} has left, or was lost")
-            return self._index.apply(client_id, ops, self._clock())
+            if self._clients.get(exchange.client_id) is not exchange:
+                raise ShutDownError(f"client {exchange.client_id!r} has left the node, or was lost")
+            return self._index.apply(exchange.client_id, ops, self._clock())
+
+    def leave(self, exchange: EmbeddedExchange) -> None:
+        """End a client, unless it was ended before; a successor of the same id is not affected."""
+        with self._lock:
+            if self._clients.get(exchange.client_id) is exchange:
+                del self._clients[exchange.client_id]
+                self._index.close_client(exchange.client_id)
 
     def disconnect(self, client_id: str, *, may_still_touch: bool = False) -> None:
-        """``client_id`` left or died. With ``may_still_touch``, what it held is kept until ``client_gone``."""
+        """``client_id`` died. With ``may_still_touch``, what it held is kept until ``client_gone``."""
         with self._lock:
-            self._clients.discard(client_id)
+            self._clients.pop(client_id, None)
             self._index.close_client(client_id, may_still_touch=may_still_touch)
 
     def client_gone(self, client_id: str) -> None:
@@ -142,36 +149,24 @@ class EmbeddedNode:
 
 
 class EmbeddedExchange:
-    """A client's end of an ``EmbeddedNode``."""
+    """A client's end of an ``EmbeddedNode``. See ``NodeExchange``."""
 
     def __init__(self, node: EmbeddedNode, client_id: str) -> None:
+        self.client_id = client_id
         self._node = node
-        self._client_id = client_id
         self._answers: list[AnyAnswer] = []
-        self._closed = False
 
     def submit(self, ops: Sequence[AnyOp]) -> None:
-        """See ``NodeExchange``."""
-        self._refuse_closed()
-        self._answers += self._node.apply(self._client_id, ops)
+        self._answers += self._node.apply(self, ops)
 
     def poll(self) -> Sequence[AnyAnswer]:
-        """See ``NodeExchange``."""
-        self._refuse_closed()
+        # An empty batch: it refuses where the node or this end was closed.
+        self._answers += self._node.apply(self, ())
         answers, self._answers = self._answers, []
         return answers
 
     def statistics(self) -> dict[str, float]:
-        """See ``NodeExchange``."""
         return self._node.statistics()
 
     def close(self) -> None:
-        """See ``NodeExchange``."""
-        if not self._closed:
-            self._closed = True
-            self._answers = []
-            self._node.disconnect(self._client_id)
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise ShutDownError(f"client {self._client_id!r} has left the node")
+        self._node.leave(self)

@@ -46,7 +46,8 @@ class ExtentAllocator:
             self._add_hole(0, self.capacity)
 
     def allocate(self, nbytes: int) -> tuple[Piece, ...] | None:
-        """Pieces whose lengths add up to exactly ``nbytes``, in the order to use them; ``None``: no room."""
+        """Pieces whose lengths add up to exactly ``nbytes`` (at least 1), in the order to use them; ``None``: no
+        room."""
         need = round_up(nbytes)
         if need > self.free_bytes:
             return None
@@ -122,7 +123,7 @@ class ExtentAllocator:
         ones, so that there are as few as possible."""
         chosen: list[Piece] = []
         below = len(self._by_length)
-        while need:
+        while True:
             fit = self._by_length.bisect_left((need, 0))
             if fit < below:
                 chosen.append((self._by_length[fit][1], need))
@@ -133,7 +134,6 @@ class ExtentAllocator:
             length, start = self._by_length[below]
             chosen.append((start, length))
             need -= length
-        return chosen
 
     def _take(self, start: int, length: int) -> None:
         """Turn the first ``length`` bytes of the hole at ``start`` into a piece."""
