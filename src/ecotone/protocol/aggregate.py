@@ -7,7 +7,7 @@ request is finished when enough ranks said so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ecotone.errors import ContractError, MissingOutputError
 from ecotone.protocol.outputs import (
@@ -19,6 +19,7 @@ from ecotone.protocol.outputs import (
 )
 
 T = TypeVar("T")
+_EMPTY_SET: frozenset[Any] = frozenset()
 
 
 class OutputAggregator(Protocol):
@@ -140,7 +141,7 @@ class KVOutputAggregator:
         return KVConnectorOutput(
             finished_sending=sent,
             finished_recving=received,
-            invalid_block_ids=_union([kv.invalid_block_ids for kv in reports]),
+            invalid_block_ids=_union(kv.invalid_block_ids for kv in reports),
         )
 
 
@@ -203,27 +204,29 @@ def _join(reports: Sequence[ECConnectorOutput | None]) -> ECConnectorOutput | No
     if len(given) <= 1:
         return given[0] if given else None
     return ECConnectorOutput(
-        finished_sending=_union([ec.finished_sending for ec in given]),
-        finished_recving=_union([ec.finished_recving for ec in given]),
-        failed_loads=_union([ec.failed_loads for ec in given]),
+        finished_sending=_union(ec.finished_sending for ec in given),
+        finished_recving=_union(ec.finished_recving for ec in given),
+        failed_loads=_union(ec.failed_loads for ec in given),
         ec_connector_worker_meta=_join_metadata(reports),
         ec_connector_stats=_join_stats(given),
     )
 
 
 def _join_metadata(reports: Sequence[ECConnectorOutput | None]) -> ECConnectorWorkerMetadata | None:
-    metas = {
-        rank: ec.ec_connector_worker_meta
-        for rank, ec in enumerate(reports)
-        if ec is not None and ec.ec_connector_worker_meta is not None
-    }
+    metas = [
+        ec.ec_connector_worker_meta for ec in reports if ec is not None and ec.ec_connector_worker_meta is not None
+    ]
     if len(metas) <= 1:
-        return next(iter(metas.values()), None)
-    kinds = {type(meta) for meta in metas.values()}
+        return metas[0] if metas else None
+    kinds = {type(meta) for meta in metas}
     if len(kinds) > 1:
-        by_rank = ", ".join(f"{type(meta).__qualname__} of rank {rank}" for rank, meta in metas.items())
+        by_rank = ", ".join(
+            f"{type(ec.ec_connector_worker_meta).__qualname__} of rank {rank}"
+            for rank, ec in enumerate(reports)
+            if ec is not None and ec.ec_connector_worker_meta is not None
+        )
         raise ContractError(f"worker metadata of different types cannot be joined: {by_rank}")
-    return kinds.pop().aggregate_all(metas.values())
+    return kinds.pop().aggregate_all(metas)
 
 
 def _join_stats(reports: Iterable[ECConnectorOutput]) -> ECConnectorStats | None:
@@ -234,8 +237,8 @@ def _join_stats(reports: Iterable[ECConnectorOutput]) -> ECConnectorStats | None
 
 
 def _union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    given = [members for members in sets if members]
-    return given[0] if len(given) == 1 else frozenset[T]().union(*given)
+    given = list(filter(None, sets))
+    return given[0] if len(given) == 1 else _EMPTY_SET.union(*given)
 
 
 def _list(ranks: Iterable[int]) -> str:

@@ -31,9 +31,13 @@ class Polymorphic(ABC):
 
 def polymorphic(base: type[msgspec.Struct]) -> type[Polymorphic]:
     """The stand-in for ``base`` in annotations. Instances and subclasses of ``base`` count as its own."""
-    stand_in = ABCMeta(f"Any{base.__name__}", (Polymorphic,), {"__doc__": f"Any concrete ``{base.__name__}``."})
-    stand_in.register(base)
-    return stand_in
+
+    class StandIn(Polymorphic):
+        __doc__ = f"Any concrete ``{base.__name__}``."
+
+    StandIn.__name__ = StandIn.__qualname__ = f"Any{base.__name__}"
+    StandIn.register(base)
+    return StandIn
 
 
 def is_stand_in(hint: object) -> bool:

@@ -34,8 +34,8 @@ _tags: dict[type[msgspec.Struct], str] = {}
 def register(kind: type[S], tag: str | None = None) -> type[S]:
     """Make ``kind`` known to the codec; returns it, so that it also serves as a decorator.
 
-    Every process that sends or receives it registers it, best where it is defined. Doing it again changes
-    nothing.
+    Every process that sends or receives it registers it, best where it is defined. Doing it again, or without a
+    tag, changes nothing.
 
     Args:
         kind: a concrete metadata type (of ``ECConnectorWorkerMetadata`` or ``ECConnectorMetadata``).
@@ -46,8 +46,9 @@ def register(kind: type[S], tag: str | None = None) -> type[S]:
             metadata, of which each level would copy all that lie below it.
         ContractError: no such type, not frozen, or type or tag are already registered otherwise.
     """
-    tag = f"{kind.__module__}:{kind.__qualname__}" if tag is None else tag
-    if not isinstance(kind, MetadataMeta) or inspect.isabstract(kind):
+    if tag is None:
+        tag = _tags.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+    if not _is_concrete_metadata(kind):
         raise ContractError(f"{kind.__qualname__} is not a concrete metadata type")
     if not kind.__struct_config__.frozen:
         raise ContractError(f"{kind.__qualname__} is not frozen; declare it with frozen=True")
@@ -109,6 +110,10 @@ def decode(data: bytes | bytearray | memoryview, kind: Any, max_bytes: int = MAX
         raise DecodeError(f"not a {type_name(kind)}: {str(error)[:_MAX_REASON]}") from error
 
 
+def _is_concrete_metadata(kind: object) -> bool:
+    return isinstance(kind, MetadataMeta) and not inspect.isabstract(kind)
+
+
 def _encode(message: Any) -> bytes:
     if isinstance(message, msgspec.Struct):
         _encodable(type(message))
@@ -148,14 +153,16 @@ def _envelope(value: msgspec.Struct) -> tuple[str, bytes]:
 def _open_envelope(stand_in: type[Polymorphic], envelope: object) -> Any:
     match envelope:
         case [str(tag), bytes(data)]:
-            kind = _types.get(tag)
+            pass
         case _:
             raise DecodeError(f"{type_name(stand_in)}: expected a type tag and bytes")
+    kind = _types.get(tag)
     if kind is None:
         raise UnknownTypeError(f"no type is registered as {tag[:MAX_TAG_LENGTH]!r}")
+    decoder = _decoder(kind)
     if not issubclass(kind, stand_in):
         raise DecodeError(f"{tag!r} is not allowed as {type_name(stand_in)}")
-    return _decoder(kind).decode(data)
+    return decoder.decode(data)
 
 
 @cache
