@@ -152,17 +152,23 @@ def runner_outputs(draw: st.DrawFn, meta: st.SearchStrategy[Any] = metas) -> Mod
 
 sampling_params = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 2**31 - 1),
+    n=st.integers(1, 128),
+    max_tokens=st.integers(100, 2**31 - 1),
+    min_tokens=st.integers(0, 100),
     temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
     seed=st.none() | st.integers(0, 2**63 - 1),
     stop=st.lists(st.text(min_size=1, max_size=4), max_size=3).map(tuple),
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 64),
 )
-pooling_params = st.builds(PoolingParams, pooling=st.sampled_from(["last", "mean"]), normalize=st.booleans())
+pooling_params = st.builds(PoolingParams, pooling=st.sampled_from(["last", "mean", "token"]), normalize=st.booleans())
 items = st.builds(
     MultiModalItem,
     modality=st.sampled_from(["image", "video", "audio"]),

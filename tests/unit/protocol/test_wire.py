@@ -210,6 +210,15 @@ def test_what_cannot_be_registered(kind: Any, tag: str | None, error: type[Excep
         register(kind, tag)
 
 
+@pytest.mark.parametrize("name", [{"__module__": "__main__"}, {"__qualname__": "f.<locals>.Nowhere"}])
+def test_a_type_without_a_name_that_holds_in_every_process_needs_a_tag(name: dict[str, str]) -> None:
+    kind = type(ECConnectorMetadata)("Nowhere", (ECConnectorMetadata,), name, frozen=True)
+    with pytest.raises(ContractError, match="give it a tag"):
+        register(kind)
+    assert register(kind, f"test:{name}") is kind
+    assert decode(encode([kind()]), tuple[AnyConnectorMetadata, ...]) == (kind(),)
+
+
 # --- what cannot be sent
 
 
