@@ -96,7 +96,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; repeat it for several.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<index>.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or e.g. cuda:1.")] = "auto",
     memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 512MB or 2GiB.")] = "256MiB",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run without the encoder cache.")] = False,
 ) -> None:
