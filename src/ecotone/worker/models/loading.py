@@ -97,7 +97,7 @@ def _check_weights(folder: Path) -> None:
 def _read_model(folder: Path, architecture: str, dtype: torch.dtype | None) -> Any:
     """The model with all of its weights (transformers would draw missing ones at random, and only warn)."""
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model, report = getattr(transformers, architecture).from_pretrained(
                 folder,
                 dtype=dtype or "auto",
@@ -124,7 +124,7 @@ def _on(device: torch.device, model: Any) -> Any:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """transformers' bars are global: put them back as they were."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
