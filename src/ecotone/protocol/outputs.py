@@ -188,7 +188,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """Log probabilities of one sampled token and of the most probable ones.
 
     Attributes:
-        sampled: log probability of the sampled token, natural log, after temperature, before top-k/top-p.
+        sampled: log probability of the sampled token, natural log, after penalties and temperature, before
+            min-p, top-k and top-p cut anything off.
         top_ids: int64 ``[k]``, most probable first.
         top_logprobs: float32 ``[k]``.
     """
@@ -205,7 +206,8 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         req_ids: the requests that ran in this step, in batch order. The next three are parallel to it, or empty.
         sampled_token_ids: per request, the tokens sampled in this step (empty while prefilling).
         logprobs: per request, one entry for each sampled token; empty where none were asked for.
-        pooler_output: per request, float32 ``[width]`` when its pooling finished in this step.
+        pooler_output: per request, float32 ``[width]`` (or ``[tokens, width]``) when its pooling finished in this
+            step.
         request_errors: request id -> reason, for requests that cannot go on (only they end).
         kv_connector_output, ec_connector_output: the connectors' reports; ``None`` when there is none.
 

@@ -15,6 +15,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 64
+MAX_OUTPUTS = 128
 
 Test: TypeAlias = Callable[[Any], bool]
 
@@ -51,6 +52,12 @@ _SAMPLING: tuple[tuple[str, Test, str], ...] = (
     ("temperature", lambda value: _number(value) and 0 <= value <= 100, "a number from 0 to 100"),
     ("top_k", _integer(0, MAX_TOKEN_ID), f"an integer from 0 (off) to {MAX_TOKEN_ID}"),
     ("top_p", lambda value: _number(value) and 0 < value <= 1, "a number above 0, at most 1"),
+    ("min_p", lambda value: _number(value) and 0 <= value <= 1, "a number from 0 (off) to 1"),
+    ("repetition_penalty", lambda value: _number(value) and 0.01 <= value <= 100, "a number from 0.01 to 100"),
+    ("presence_penalty", lambda value: _number(value) and -2 <= value <= 2, "a number from -2 to 2"),
+    ("frequency_penalty", lambda value: _number(value) and -2 <= value <= 2, "a number from -2 to 2"),
+    ("n", _integer(1, MAX_OUTPUTS), f"an integer from 1 to {MAX_OUTPUTS}"),
+    ("min_tokens", _integer(0, MAX_TOKEN_ID), f"an integer from 0 to {MAX_TOKEN_ID}"),
     ("seed", _optional(_integer(0, 2**63 - 1)), "None or an integer from 0 to 2**63 - 1"),
     ("stop", _tuple_of(_is_stop, MAX_STOPS),
      f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} valid characters"),
@@ -60,7 +67,7 @@ _SAMPLING: tuple[tuple[str, Test, str], ...] = (
     ("logprobs", _optional(_integer(0, MAX_LOGPROBS)), f"None or an integer from 0 to {MAX_LOGPROBS}"),
 )  # fmt: skip
 _POOLING: tuple[tuple[str, Test, str], ...] = (
-    ("pooling", lambda value: value in ("last", "mean"), "'last' or 'mean'"),
+    ("pooling", lambda value: value in ("last", "mean", "token"), "'last', 'mean' or 'token'"),
     ("normalize", lambda value: type(value) is bool, "true or false"),
 )
 
@@ -75,11 +82,22 @@ def _check(params: msgspec.Struct, rules: tuple[tuple[str, Test, str], ...]) -> 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", forbid_unknown_fields=True):
     """How the next token is chosen, and when to stop.
 
+    In this order: tokens that would stop too early are ruled out, penalties, temperature, min_p, top_k, top_p.
+
     Attributes:
+        n: how many outputs to give for the prompt. The first is that of ``n=1``; each has a seed of its own.
         max_tokens: tokens to generate at most, at least 1.
+        min_tokens: before as many tokens nothing ends the text: end of sequence and ``stop_token_ids`` are not
+            generated (with ``ignore_eos`` the end of sequence is a token like any other), ``stop`` is not
+            looked for. At most ``max_tokens``.
         temperature: 0 is greedy; otherwise logits are divided by it. In [0, 100].
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it, in (0, 1].
+        min_p: keep tokens at least this times as probable as the most probable one, in [0, 1]; 0 keeps all.
+        repetition_penalty: divides the positive and multiplies the negative logits of every token of the prompt
+            and the output, in [0.01, 100]; 1 changes nothing, more discourages.
+        presence_penalty: subtracted from the logit of every token of the output, in [-2, 2].
+        frequency_penalty: subtracted for each time the token is in the output, in [-2, 2].
         seed: same seed, same prompt, same tokens, whatever else runs in the batch. ``None`` draws one.
         stop: strings that end the text; they are not part of it.
         stop_token_ids: token ids that end the text, besides the model's own end of sequence.
@@ -90,10 +108,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", 
         SamplingError: a value outside its range; the message names it.
     """
 
+    n: int = 1
     max_tokens: int = 64
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -105,20 +129,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", 
             if isinstance(getattr(self, name), list):
                 set_field(self, name, tuple(getattr(self, name)))
         _check(self, _SAMPLING)
+        if self.min_tokens > self.max_tokens:
+            raise SamplingError(
+                f"min_tokens={self.min_tokens}: must be at most max_tokens, which is {self.max_tokens}"
+            )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", forbid_unknown_fields=True):
-    """How a prompt's hidden states become one vector.
+    """How a prompt's hidden states become one vector, or one for each token.
 
     Attributes:
-        pooling: ``last`` takes the last token's hidden state, ``mean`` the average over all tokens.
-        normalize: scale to unit L2 length.
+        pooling: ``last`` takes the last token's hidden state, ``mean`` the average over all tokens, ``token``
+            each token's own.
+        normalize: scale each vector to unit L2 length.
 
     Raises:
         SamplingError: a value that is not allowed; the message names it.
     """
 
-    pooling: Literal["last", "mean"] = "last"
+    pooling: Literal["last", "mean", "token"] = "last"
     normalize: bool = True
 
     def __post_init__(self) -> None:

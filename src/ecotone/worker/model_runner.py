@@ -32,9 +32,10 @@ from ecotone.worker.gather import gather_encoder_rows
 from ecotone.worker.input_batch import InputBatch
 from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.model import Model
+from ecotone.worker.penalties import SampleRequest, adjust
 from ecotone.worker.pooling import Pooler
 from ecotone.worker.request_state import RequestState
-from ecotone.worker.sampler import SampledToken, SampleRequest, sample, usable
+from ecotone.worker.sampler import SampledToken, sample, usable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,23 +249,27 @@ class ModelRunner:
         finishing = batch.finishing()
         if not finishing:
             return {}
+        requests = [self._sample_request(batch, index) for index in finishing]
         logits = self._model.logits(state.hidden_states[[batch.starts[i + 1] - 1 for i in finishing]])
+        logits = adjust(logits, requests, self._model.info.eos_token_ids)
         good = usable(logits)
         errors.update(
             {
-                batch.requests[i].req_id: "its logits are not finite"
+                batch.requests[i].req_id: "no token can follow: its logits are not finite, or none is allowed"
                 for i, ok in zip(finishing, good, strict=True)
                 if not ok
             }
         )
         rows = [row for row, ok in enumerate(good) if ok]
-        requests = [self._sample_request(batch, finishing[row]) for row in rows]
-        return dict(zip((finishing[row] for row in rows), sample(logits[rows], requests), strict=True))
+        tokens = sample(logits[rows], [requests[row] for row in rows])
+        return dict(zip((finishing[row] for row in rows), tokens, strict=True))
 
     def _sample_request(self, batch: InputBatch, index: int) -> SampleRequest:
-        data = batch.states[index].data
-        params = cast(SamplingParams, data.params)  # checked when it was announced
-        return SampleRequest(params, data.seed, len(batch.requests[index].output_token_ids))
+        state = batch.states[index]
+        params = cast(SamplingParams, state.data.params)  # checked when it was announced
+        output = batch.requests[index].output_token_ids
+        prompt = state.distinct_prompt_token_ids if params.has_penalties else ()
+        return SampleRequest(params, state.data.seed, output, prompt)
 
     def _pool(self, state: ExecuteModelState, index: int, last_chunk: bool) -> Array | None:
         batch = state.batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ class RequestState:
         prompt = torch.tensor(data.prompt_token_ids, dtype=torch.int64, device=model.device)
         placeholders = model.placeholder_mask(prompt).nonzero()[:, 0].cpu().numpy()
         self._placeholders = tuple(self._of_item(placeholders, item) for item in data.items)
+
+    @cached_property
+    def distinct_prompt_token_ids(self) -> NDArray[Any]:
+        """int64, ascending; worked out when a penalty first asks for it."""
+        distinct: NDArray[Any] = np.unique(np.array(self.data.prompt_token_ids, dtype=np.int64))
+        return distinct
 
     def _of_item(self, placeholders: NDArray[Any], item: MultiModalItem) -> NDArray[Any]:
         """The prompt positions of ``item``'s rows: they need not be adjacent (some models put text between)."""

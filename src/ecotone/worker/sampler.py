@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import torch
@@ -15,16 +16,7 @@ from torch import Tensor
 
 from ecotone.protocol.arrays import Array
 from ecotone.protocol.outputs import TokenLogprobs
-from ecotone.protocol.params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """One row of the logits: how its token is chosen, and where in the random stream of ``seed`` it stands."""
-
-    params: SamplingParams
-    seed: int
-    num_output_tokens: int
+from ecotone.worker.penalties import SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,7 @@ def usable(logits: Tensor) -> list[bool]:
 
 
 def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledToken]:
-    """One token for each row of ``logits`` (float32 ``[N, vocab]``, every row usable)."""
+    """One token for each row of ``logits`` (float32 ``[N, vocab]``, adjusted, every row usable)."""
     token_ids = logits.argmax(dim=-1)
     drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
@@ -67,7 +59,7 @@ def _scale(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
 
 def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
     """int64 ``[M]``. Only rows that are cut by top-k or top-p pay for a sort."""
-    scaled = _scale(logits, requests)
+    scaled = _cut_min_p(_scale(logits, requests), requests)
     token_ids = torch.empty(len(requests), dtype=torch.int64, device=scaled.device)
     cut = [r.params.top_k > 0 or r.params.top_p < 1 for r in requests]
     for is_cut in (False, True):
@@ -75,7 +67,7 @@ def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
         if not rows:
             continue
         chosen = [requests[row] for row in rows]
-        uniforms = torch.tensor([uniform(r.seed, r.num_output_tokens) for r in chosen], dtype=torch.float64)
+        uniforms = torch.tensor([uniform(r.seed, len(r.output_token_ids)) for r in chosen], dtype=torch.float64)
         uniforms = uniforms.to(scaled.device)
         if is_cut:
             probs, order = _cut(scaled[rows], chosen)
@@ -83,6 +75,15 @@ def _draw(logits: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
         else:
             token_ids[rows] = _invert(scaled[rows].exp(), uniforms)
     return token_ids
+
+
+def _cut_min_p(scaled: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
+    """``scaled`` with -inf where a token is less than ``min_p`` times as probable as the best (at 0)."""
+    if not any(r.params.min_p for r in requests):
+        return scaled
+    least = [log(r.params.min_p) if r.params.min_p else -torch.inf for r in requests]
+    floor = torch.tensor(least, dtype=scaled.dtype, device=scaled.device)
+    return scaled.masked_fill(scaled < floor[:, None], -torch.inf)
 
 
 def _cut(scaled: Tensor, requests: Sequence[SampleRequest]) -> tuple[Tensor, Tensor]:

@@ -168,7 +168,9 @@ sampling_params = st.builds(
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 64),
 )
-pooling_params = st.builds(PoolingParams, pooling=st.sampled_from(["last", "mean", "token"]), normalize=st.booleans())
+pooling_params = st.builds(
+    PoolingParams, pooling=st.sampled_from(["last", "mean", "token"]), normalize=st.booleans()
+)
 items = st.builds(
     MultiModalItem,
     modality=st.sampled_from(["image", "video", "audio"]),

@@ -69,6 +69,12 @@ def test_numpy_types_without_a_wire_form_are_refused(dtype: str) -> None:
         ("temperature", [0, 0.0, 1, 100.0], [-0.1, 100.1, float("nan"), float("inf"), "hot", None]),
         ("top_k", [0, 1, 2**31 - 1], [-1, 2**31, 0.5, None]),
         ("top_p", [1, 1e-9, 1.0], [0, 0.0, -1, 1.0001, float("nan"), None]),
+        ("min_p", [0, 1, 0.5], [-0.1, 1.1, float("nan"), None]),
+        ("repetition_penalty", [0.01, 1, 100], [0, 0.0, -1.0, 101, float("nan"), None]),
+        ("presence_penalty", [-2, 0.0, 2], [-2.1, 2.1, float("nan"), "0"]),
+        ("frequency_penalty", [-2, 0.0, 2], [-2.1, 2.1, float("nan"), "0"]),
+        ("n", [1, 128], [0, 129, 1.0, None]),
+        ("min_tokens", [0, 64], [-1, 65, 1.0, None]),
         ("seed", [None, 0, 2**63 - 1], [-1, 2**63, 0.5, "0"]),
         ("stop", [(), ("a",), ["a", "é"], ("x" * 1024,), ("a",) * 16],
          [("",), "ab", ("x" * 1025,), ("a",) * 17, (1,), ("\ud800",), None]),
@@ -86,7 +92,8 @@ def test_sampling_parameters_have_ranges(name: str, allowed: list[object], refus
 
 
 @pytest.mark.parametrize(
-    ("name", "refused"), [("pooling", "first"), ("pooling", None), ("normalize", 1), ("normalize", None)]
+    ("name", "refused"),
+    [("pooling", "first"), ("pooling", None), ("pooling", ["last"]), ("normalize", 1), ("normalize", None)],
 )
 def test_pooling_parameters_have_ranges(name: str, refused: object) -> None:
     PoolingParams(pooling="mean", normalize=False)

@@ -193,7 +193,7 @@ def test_logits_that_are_no_distribution_fail_the_request_alone(make_rank, monke
 
     monkeypatch.setattr(rank.model, "logits", poisoned)
     output = rank.steps.step((a, a.order()), (b, b.order()))
-    assert output.request_errors == {"a": "its logits are not finite"}
+    assert output.request_errors == {"a": "no token can follow: its logits are not finite, or none is allowed"}
     assert (output.req_ids, b.output_token_ids) == (("b",), greedy(b, 1))
 
 

@@ -9,6 +9,7 @@ from ecotone.worker.pooling import Pooler
 
 HIDDEN = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
 MEAN = PoolingParams(pooling="mean", normalize=False)
+RAW = {"last": HIDDEN[-1], "mean": HIDDEN.mean(dim=0), "token": HIDDEN}
 
 
 def run(pooler, params, *cuts):
@@ -21,18 +22,26 @@ def run(pooler, params, *cuts):
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (4, 5), (2, 4, 6, 8)])
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", RAW)
 def test_chunks_make_no_difference(pooling, cuts):
     vector = run(Pooler(), PoolingParams(pooling=pooling, normalize=False), *cuts)
     assert vector.dtype == torch.float32
-    torch.testing.assert_close(vector, HIDDEN[-1] if pooling == "last" else HIDDEN.mean(dim=0))
+    torch.testing.assert_close(vector, RAW[pooling])
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", RAW)
 def test_normalised_vectors_have_length_1(pooling):
     vector = run(Pooler(), PoolingParams(pooling=pooling), 5)
-    raw = HIDDEN[-1] if pooling == "last" else HIDDEN.mean(dim=0)
-    torch.testing.assert_close(vector, raw / raw.norm())
+    torch.testing.assert_close(vector, RAW[pooling] / RAW[pooling].norm(dim=-1, keepdim=True))
+
+
+def test_a_chunk_of_tokens_that_is_ordered_again_counts_once():
+    pooler, params = Pooler(), PoolingParams(pooling="token", normalize=False)
+    pooler.pool("a", params, 0, HIDDEN[:4], last_chunk=False)
+    pooler.pool("a", params, 4, torch.full((3, 6), 99.0), last_chunk=False)  # discarded
+    pooler.pool("a", params, 4, HIDDEN[4:6], last_chunk=False)
+    pooler.pool("a", params, 6, torch.full((3, 6), 99.0), last_chunk=True)  # discarded
+    torch.testing.assert_close(pooler.pool("a", params, 6, HIDDEN[6:], last_chunk=True), HIDDEN)
 
 
 def test_a_vector_of_zeros_stays_one():

@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecotone.protocol.params import SamplingParams
-from ecotone.worker.sampler import SampleRequest, sample, uniform, usable
+from ecotone.worker.penalties import SampleRequest
+from ecotone.worker.sampler import sample, uniform, usable
 
 VOCAB = 12
 
 
 def reference(logits, params):
-    """Probabilities of the next token: temperature, then top-k, then top-p of what is left."""
+    """Probabilities of the next token: temperature, then min-p, then top-k, then top-p of what is left."""
     scaled = np.asarray(logits, dtype=np.float64) / params.temperature
+    scaled[np.exp(scaled - scaled.max()) < params.min_p] = -np.inf
     order = np.argsort(-scaled, kind="stable")
     if params.top_k:
         order = order[: params.top_k]
@@ -35,7 +37,7 @@ def fits(counts, expected):
 
 def draws(logits, params, count, seed=11):
     """Tokens of one request at ``count`` positions, as one batch."""
-    requests = [SampleRequest(params, seed, n) for n in range(count)]
+    requests = [SampleRequest(params, seed, range(n)) for n in range(count)]
     rows = torch.tensor(logits, dtype=torch.float32).expand(count, -1)
     return [token.token_id for token in sample(rows, requests)]
 
@@ -50,6 +52,8 @@ SETTINGS = [
     SamplingParams(temperature=1.0, top_p=0.6),
     SamplingParams(temperature=1.7, top_k=7, top_p=0.8),
     SamplingParams(temperature=1.0, top_k=3, top_p=0.999),
+    SamplingParams(temperature=1.0, min_p=0.3),
+    SamplingParams(temperature=2.0, min_p=0.4, top_k=6, top_p=0.8),
 ]
 
 
@@ -73,20 +77,24 @@ def test_the_fit_tells_distributions_apart():
     temperature=st.floats(0.05, 10),
     top_k=st.integers(0, 25),
     top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
     seed=st.integers(0, 2**63 - 1),
     position=st.integers(0, 10_000),
 )
-def test_each_draw_inverts_the_reference_distribution(logits, temperature, top_k, top_p, seed, position):
+def test_each_draw_inverts_the_reference_distribution(logits, temperature, top_k, top_p, min_p, seed, position):
     """Exact, token by token: the random number falls into the token's own stretch of the cumulative sum."""
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    (token,) = sample(torch.tensor([logits]), [SampleRequest(params, seed, position)])
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    (token,) = sample(torch.tensor([logits]), [SampleRequest(params, seed, range(position))])
     probs = reference(logits, params)
     cut = top_k > 0 or top_p < 1
     order = np.argsort(-np.asarray(logits, dtype=np.float64), kind="stable") if cut else np.arange(len(logits))
     upper = np.cumsum(probs[order])[list(order).index(token.token_id)]
     number = uniform(seed, position)
-    edges = np.cumsum(reference(logits, SamplingParams(temperature=temperature, top_k=top_k))[order])
-    if np.abs(edges - top_p).min() > 1e-9:  # on the edge of top-p both answers are right
+    before = SamplingParams(temperature=temperature, top_k=top_k, min_p=min_p)
+    edges = np.cumsum(reference(logits, before)[order])
+    ratios = np.exp((np.asarray(logits) - max(logits)) / temperature)
+    # On the edge of top-p, or of min-p, both answers are right.
+    if np.abs(edges - top_p).min() > 1e-9 and np.abs(ratios - min_p).min() > 1e-9:
         assert probs[token.token_id] > 0
         assert upper - probs[token.token_id] - 1e-9 <= number <= upper + 1e-9
 
@@ -121,7 +129,7 @@ def test_forbidden_tokens_are_never_drawn():
 
 def test_a_request_draws_the_same_in_every_batch():
     rows = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(1))
-    requests = [SampleRequest(SETTINGS[i % len(SETTINGS)], i * 7, i) for i in range(40)]
+    requests = [SampleRequest(SETTINGS[i % len(SETTINGS)], i * 7, range(i)) for i in range(40)]
     together = [token.token_id for token in sample(rows, requests)]
     alone = [sample(rows[i : i + 1], requests[i : i + 1])[0].token_id for i in range(40)]
     reverse = [token.token_id for token in sample(rows.flip(0), requests[::-1])][::-1]
@@ -143,9 +151,9 @@ def test_neighbouring_positions_are_independent():
 def test_logprobs_are_those_before_the_cut():
     rows = torch.tensor([LOGITS, LOGITS, LOGITS])
     requests = [
-        SampleRequest(SamplingParams(temperature=2.0, top_k=1, logprobs=3), 0, 0),
-        SampleRequest(SamplingParams(), 0, 0),
-        SampleRequest(SamplingParams(logprobs=0), 0, 0),
+        SampleRequest(SamplingParams(temperature=2.0, top_k=1, logprobs=3), 0, ()),
+        SampleRequest(SamplingParams(), 0, ()),
+        SampleRequest(SamplingParams(logprobs=0), 0, ()),
     ]
     cut, none, greedy = sample(rows, requests)
     assert none.logprobs is None
@@ -161,7 +169,7 @@ def test_logprobs_are_those_before_the_cut():
 
 
 def test_more_logprobs_than_tokens_gives_all():
-    (token,) = sample(torch.tensor([[0.0, 1.0]]), [SampleRequest(SamplingParams(logprobs=9), 0, 0)])
+    (token,) = sample(torch.tensor([[0.0, 1.0]]), [SampleRequest(SamplingParams(logprobs=9), 0, ())])
     assert token.logprobs.top_ids.to_numpy().tolist() == [1, 0]
 
 
