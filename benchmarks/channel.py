@@ -139,7 +139,7 @@ def run(quick: bool) -> dict[str, Any]:
     for ranks in RANKS:
         for items in ITEMS:
             step = _Step(ranks, items)
-            number = max(1, 1024 // (ranks * (items + 1)))
+            number = max(1, 64 // (ranks * (items + 1)))
             found = interleave(_tasks(step, number), rounds=20 if quick else 200)
             medians = {f"{stage}_us": round(found[stage].median * 1e6, 1) for stage in STAGES}
             rows[f"{ranks} x {items}"] = {

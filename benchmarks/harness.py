@@ -33,8 +33,11 @@ def summarize(seconds: Sequence[float]) -> Summary:
 
 
 def timed(function: Callable[[], object], number: int = 1) -> Callable[[], float]:
-    """A task that calls ``function`` ``number`` times and gives the seconds of one call. Take ``number`` so large
-    that it takes many times the clock's resolution."""
+    """A task that calls ``function`` ``number`` times and gives the seconds of one call.
+
+    ``number`` is right when the task takes 10 to 1000 us: many times the clock's resolution, and so little that
+    on a busy machine most repetitions are not interrupted. Then the median is one that was not.
+    """
 
     def task() -> float:
         start = perf_counter()
