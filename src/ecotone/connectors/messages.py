@@ -69,7 +69,7 @@ class FailureReason(StrEnum):
     CLOSED = "closed"  # the connector was shut down
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One fact. ``epoch`` tells one start of the rank from the next; ``reason`` is given with a failure."""
 
     rank: int

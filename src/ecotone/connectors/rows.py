@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -22,19 +20,19 @@ def empty_rows(layout: Layout, device: str) -> torch.Tensor:
 
 def region_bytes(memory: memoryview) -> torch.Tensor:
     """uint8 ``[n]`` over ``memory``, in place; it keeps the mapping alive."""
-    return torch.from_numpy(np.asarray(_Bytes(memory)))
+    if memory.readonly:
+        return torch.from_numpy(np.asarray(_Bytes(memory)))
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def view_rows(memory: memoryview, layout: Layout, on_death: Callable[..., object], *args: Any) -> torch.Tensor:
-    """Rows over ``memory``, and ``on_death(*args)`` called when nothing reads it any more.
+def view_rows(memory: memoryview, layout: Layout, on_death: Callable[[int], object], name: int) -> torch.Tensor:
+    """Rows over ``memory``, and ``on_death(name)`` called when nothing reads it any more.
 
     The tensor's storage is the only owner of an object that is made here, and every slice, reshape or numpy view
     of the tensor holds the storage; so the object dies with the last of them, whoever has it. The callback runs at
     once, on whichever thread dropped it and wherever that was: it must not take a lock.
     """
-    owner = _Bytes(memory)
-    watch = finalize(owner, on_death, *args)
-    watch.atexit = False  # at exit the views are still there: nobody has let go of them
+    owner = _WatchedBytes(memory, on_death, name)
     return torch.from_numpy(np.asarray(owner)).view(TORCH_DTYPES[layout.dtype]).view(layout.shape)
 
 
@@ -43,9 +41,19 @@ class _Bytes:
     would warn of it. A write through the tensor still faults, because the pages themselves are read-only."""
 
     def __init__(self, memory: memoryview) -> None:
-        array = np.frombuffer(memory, np.uint8)
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+        self._array = np.frombuffer(memory, np.uint8)
+        interface = self._array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+class _WatchedBytes(_Bytes):
+    def __init__(self, memory: memoryview, on_death: Callable[[int], object], name: int) -> None:
+        super().__init__(memory)
+        self._on_death = on_death
+        self._name = name
+
+    def __del__(self) -> None:
+        self._on_death(self._name)
 
 
 def mismatch(rows: torch.Tensor, layout: Layout) -> str | None:

@@ -17,7 +17,7 @@ class Direction(Enum):
     LOAD = "load"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class CopyJob:
     """One transfer. It keeps its tensors alive until it is done.
 
@@ -38,7 +38,7 @@ class CopyJob:
         return sum(source.numel() for _, source in self.copies)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class CopyDone:
     """A job's end: it touches no memory any more. ``error`` is ``None`` when every byte arrived; ``seconds`` is
     the time its copies took."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from threading import Condition, Thread
 from time import perf_counter
 
-import torch
+import numpy as np
 
 from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob
 
 
 class ThreadCopyEngine(CopyEngine):
-    """Copies beside the thread that computes; torch lets go of the interpreter lock while it copies.
+    """Copies beside the thread that computes; numpy lets go of the interpreter lock while it copies.
 
     Args:
         wakeup: called from the copier thread after each job that it ended.
@@ -88,10 +88,10 @@ def _carry_out(job: CopyJob) -> CopyDone:
     start = perf_counter()
     error = None
     try:
-        # Tensors made by a model runner are inference tensors, which may only be written to in this mode.
-        with torch.inference_mode():
-            for destination, source in job.copies:
-                destination.copy_(source)
-    except RuntimeError as failure:  # what torch raises for everything that can go wrong in a copy
+        for destination, source in job.copies:
+            # A plain copy by this one thread. Torch's own would start a team of threads for it, which here only
+            # get in the way of those that compute.
+            np.copyto(destination.numpy(), source.numpy())
+    except (RuntimeError, ValueError) as failure:  # not on the CPU, or not of one size
         error = f"{type(failure).__name__}: {failure}"
     return CopyDone(job, error, perf_counter() - start)
