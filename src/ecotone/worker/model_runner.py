@@ -178,7 +178,6 @@ class ModelRunner:
                     f"{self._params_type.__name__}"
                 )
             self._states[data.req_id] = RequestState(data, self._model)
-            self._pooler.forget(data.req_id)
         for scheduled in scheduler_output.scheduled:
             state = self._states.get(scheduled.req_id)
             if state is None:

@@ -33,6 +33,7 @@ class Pooler:
         Raises:
             ContractError: the tokens before ``start`` were never seen.
         """
+        pooled: Tensor
         if params.pooling == "mean":
             nothing = hidden_states.new_zeros((), dtype=torch.float64)
             total = self._add(req_id, start, len(hidden_states), nothing, hidden_states.double().sum(dim=0))
@@ -50,7 +51,7 @@ class Pooler:
         return pooled.float()
 
     def forget(self, req_id: str) -> None:
-        """``req_id`` ended, or starts anew."""
+        """``req_id`` ended. (One that starts anew does so at token 0, from nothing.)"""
         self._reached.pop(req_id, None)
 
     def _add(self, req_id: str, start: int, num_tokens: int, nothing: Any, chunk: Any) -> Any:

@@ -101,13 +101,12 @@ def _cut(scaled: Tensor, requests: Sequence[SampleRequest]) -> tuple[Tensor, Ten
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Index ``[M]`` drawn with probability proportional to ``weights`` ``[M, vocab]`` by inverting their sum."""
+    """Index ``[M]`` drawn with probability proportional to float64 ``weights`` ``[M, vocab]``, by inverting their
+    running sum: the first index whose sum is beyond the random number's share, so never one without weight."""
     cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:].contiguous()
-    index = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
-    # Rounding may lift the product to the total: then it is the last index that has any weight.
-    last = torch.searchsorted(cumulative, total)
-    return torch.minimum(index, last)[:, 0]
+    # A number of at most 1 - 2**-53 times the total is below the total, in float64 too.
+    target = uniforms[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, requests: Sequence[SampleRequest]) -> dict[int, TokenLogprobs]:

@@ -53,6 +53,23 @@ def test_a_report_outside_a_step_wakes_who_waits():
     waiter.join()
 
 
+def test_a_signal_ends_one_wait(monkeypatch):
+    waits = []
+
+    class Event(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(self.is_set())
+            return self.is_set()
+
+    monkeypatch.setattr(threading, "Event", Event)
+    factory = RecordingConnectorFactory()
+    executor = make_executor(factory)
+    factory.workers[0].context.wakeup()
+    executor.wait_for_progress(1)
+    executor.wait_for_progress(1)
+    assert waits == [True, False]
+
+
 def test_a_wait_ends_with_its_time():
     make_executor(RecordingConnectorFactory()).wait_for_progress(0)
 

@@ -12,6 +12,8 @@ from ecotone.protocol.step import SchedulerOutput
 from ecotone.testing.connectors import RecordingMetadata
 from ecotone.testing.models import PIXELS, PLACEHOLDER, TinyModel, tiny_item
 from ecotone.testing.steps import OrderedRequest
+from ecotone.worker.penalties import SampleRequest
+from ecotone.worker.sampler import sample
 
 P = PLACEHOLDER
 
@@ -95,6 +97,23 @@ def test_a_step_that_is_ordered_again_gives_the_same_token(make_rank):
         second = rank.steps.step((request, request.order()), discard=True)
         assert first.sampled_token_ids == second.sampled_token_ids
         rank.steps.step((request, request.order()))
+
+
+def test_a_drawn_token_depends_on_seed_and_position_and_on_no_batch(make_rank):
+    params = SamplingParams(temperature=1.5, top_k=20)
+    rank, others = make_rank(), [OrderedRequest(str(i), [40 + i], block_ids=[30 + i]) for i in range(3)]
+    request = two_images(params=params, seed=2**40 + 1)
+    while len(request.output_token_ids) < 6:
+        encode = () if request.output_token_ids else (0, 1)
+        batch = others[: len(request.output_token_ids) % 4]
+        rank.steps.step(*((r, r.order()) for r in batch), (request, request.order(encode=encode)))
+    model, want = TinyModel(), []
+    for _ in range(6):
+        hidden = model.reference(request.data.prompt_token_ids, request.data.items, want)[-1:]
+        (token,) = sample(model.logits(hidden), [SampleRequest(params, 2**40 + 1, tuple(want))])
+        want.append(token.token_id)
+    assert request.output_token_ids == want
+    assert want != greedy(request, 6)
 
 
 def test_the_same_key_twice_in_a_step_is_encoded_once(make_rank):

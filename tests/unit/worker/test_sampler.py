@@ -113,8 +113,27 @@ def test_equal_logits_share_alike():
     assert fits(counts, np.full(8, 500))
 
 
-def test_top_k_keeps_k_of_equal_logits():
+def test_top_k_keeps_the_first_k_of_equal_logits():
     assert set(draws([1.0] * 8, SamplingParams(temperature=1.0, top_k=3), 300)) == {0, 1, 2}
+    assert set(draws([1.0] * 5000, SamplingParams(temperature=1.0, top_k=3), 60)) == {0, 1, 2}
+
+
+def test_top_p_keeps_no_more_than_reaches_it():
+    assert set(draws([1.0, 1.0], SamplingParams(temperature=1.0, top_p=0.5), 100)) == {0}
+    assert set(draws([1.0, 1.0], SamplingParams(temperature=1.0, top_p=0.5000001), 100)) == {0, 1}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=3)])
+@pytest.mark.parametrize("logits", [[0.0, 0.0], [0.0, 0.7, 1.3], [0.3, 0.1, -9.0]])
+def test_the_outermost_random_numbers_draw_tokens_that_are_allowed(monkeypatch, params, logits):
+    inf = float("inf")
+    logits = [-inf, *logits, -inf]
+    cut = params.top_k > 0
+    by_number = sorted(range(len(logits)), key=lambda i: -logits[i] if cut else i)
+    allowed = [i for i in by_number if logits[i] > -inf]
+    for number, token in ((0.0, allowed[0]), (1 - 2**-53, allowed[-1])):
+        monkeypatch.setattr("ecotone.worker.sampler.uniform", lambda *_, number=number: number)
+        assert draws(logits, params, 1) == [token]
 
 
 def test_a_tiny_top_p_keeps_the_best():

@@ -80,6 +80,19 @@ def test_reset_drops_the_encodings_and_shutdown_closes_the_connector():
     assert factory.workers[0].shutdowns == 2
 
 
+def test_the_encodings_go_before_the_connector(monkeypatch):
+    """They may be views of memory that the connector unmaps."""
+    factory, held = RecordingConnectorFactory(), []
+    worker = make_worker(factory, ec=ECConfig())
+    request = OrderedRequest("a", [P, P], (tiny_item("cat", 0, 2),))
+    Steps(whole_steps(worker)).step((request, request.order(encode=(0,))))
+    monkeypatch.setattr(
+        factory.workers[0], "shutdown", lambda: held.append(worker.statistics()["encoder_cache_entries"])
+    )
+    worker.shutdown()
+    assert held == [0]
+
+
 class Unsendable(ECConnectorWorkerMetadata, frozen=True):
     anything: object = None
 
