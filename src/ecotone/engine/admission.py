@@ -22,6 +22,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         kv_blocks: KV blocks there are.
         encoder_cache_rows: capacity of a rank's encoder cache, encoder rows.
         encoder_budget_rows: encoder rows computed in a step.
+        atomic_items: a chunk of a prompt must not end within an item.
     """
 
     max_num_batched_tokens: Positive
@@ -31,6 +32,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     kv_blocks: Positive
     encoder_cache_rows: Positive
     encoder_budget_rows: Positive
+    atomic_items: bool = False
 
     @classmethod
     def from_config(cls, config: EngineConfig, model: ModelInfo) -> SchedulerLimits:
@@ -52,6 +54,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             kv_blocks=config.kv_blocks,
             encoder_cache_rows=config.encoder_cache_rows,
             encoder_budget_rows=config.encoder_budget_rows or config.encoder_cache_rows,
+            atomic_items=model.atomic_items,
         )
 
     @property
@@ -75,7 +78,8 @@ def check_request(request: Request, limits: SchedulerLimits, *, encode_only: boo
 
     Raises:
         PlaceholderError: items and prompt do not fit each other.
-        ItemTooLargeError: an item exceeds the encoder budget or the encoder cache.
+        ItemTooLargeError: an item exceeds the encoder budget, the encoder cache, or a step where it must not be
+            cut.
         PromptTooLongError: prompt and one output token exceed the model's length or the KV store.
         RequestError: an empty prompt.
     """
@@ -84,6 +88,7 @@ def check_request(request: Request, limits: SchedulerLimits, *, encode_only: boo
     _check_items(request, limits)
     if encode_only:  # no token is computed: no length matters
         return
+    _check_lengths(request, limits)
     needed = request.num_prompt_tokens + isinstance(request.params, SamplingParams)
     if needed > limits.max_request_tokens:
         raise PromptTooLongError(
@@ -105,9 +110,18 @@ def _check_items(request: Request, limits: SchedulerLimits) -> None:
                 f"encodes at most {limits.encoder_budget_rows}, and the encoder cache holds "
                 f"{limits.encoder_cache_rows}"
             )
-        if item.num_rows < 1 or item.offset < end or item.offset + item.num_rows > request.num_prompt_tokens:
+        if item.num_rows < 1 or item.offset < end or item.end > request.num_prompt_tokens:
             raise PlaceholderError(
-                f"request {request.req_id!r}: {item.modality} {index} claims {item.num_rows} positions from "
+                f"request {request.req_id!r}: {item.modality} {index} claims {item.length} positions from "
                 f"{item.offset}; allowed are at least 1, from {end} to {request.num_prompt_tokens}"
             )
-        end = item.offset + item.num_rows
+        end = item.end
+
+
+def _check_lengths(request: Request, limits: SchedulerLimits) -> None:
+    for index, item in enumerate(request.items if limits.atomic_items else ()):
+        if item.length > limits.max_num_batched_tokens:
+            raise ItemTooLargeError(
+                f"request {request.req_id!r}: {item.modality} {index} spans {item.length} tokens, which this "
+                f"model must see in one step; max_num_batched_tokens is {limits.max_num_batched_tokens}"
+            )

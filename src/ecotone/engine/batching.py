@@ -36,7 +36,9 @@ class Batcher:
     def __init__(self, limits: SchedulerLimits, pool: RequestPool, connector: ECSchedulerConnector | None) -> None:
         self._limits = limits
         self._pool = pool
-        self._planner = EncoderPlanner(pool.encoder_cache, connector, limits.encoder_budget_rows)
+        self._planner = EncoderPlanner(
+            pool.encoder_cache, connector, limits.encoder_budget_rows, atomic_items=limits.atomic_items
+        )
         self._encode_only = connector is not None and connector.is_encode_only
         self._counters: Counter[str] = Counter(deferrals=0, tokens_scheduled=0)
 

@@ -57,9 +57,15 @@ class EncoderPlanner:
     """
 
     def __init__(
-        self, manager: EncoderCacheManager, connector: ECSchedulerConnector | None, budget_rows: int
+        self,
+        manager: EncoderCacheManager,
+        connector: ECSchedulerConnector | None,
+        budget_rows: int,
+        *,
+        atomic_items: bool = False,
     ) -> None:
         self._manager = manager
+        self._atomic_items = atomic_items
         self._connector = connector
         self._encode_only = connector is not None and connector.is_encode_only
         self._budget_rows = budget_rows
@@ -81,8 +87,11 @@ class EncoderPlanner:
         self._ordered.clear()
 
     def plan(self, request: Request, num_tokens: int) -> EncoderPlan:
-        """What the next ``num_tokens`` tokens of ``request`` need; fewer where an item of them cannot be had."""
+        """What the next ``num_tokens`` tokens of ``request`` need; fewer where an item of them cannot be had, or
+        would be cut and must not be."""
         start = request.num_computed_tokens
+        if self._atomic_items:
+            num_tokens = _whole_items(request, start + num_tokens) - start
         plan = EncoderPlan(num_tokens)
         for index in request.items_in(start, start + num_tokens):
             plan.cut = self._place(request, index, plan)
@@ -160,6 +169,14 @@ class EncoderPlanner:
         self.counters["loads_ordered"] += len(plan.load)
         self.counters["encoder_cache_hits"] += num_hits
         self.counters["items_known_stored"] += len(plan.stored)
+
+
+def _whole_items(request: Request, end: int) -> int:
+    """``end``, or the start of the item that a chunk up to there would cut in two."""
+    for index in request.items_in(end - 1, end):
+        if request.items[index].end > end:
+            return request.items[index].offset
+    return end
 
 
 def _may_load(request: Request, key: str) -> bool:

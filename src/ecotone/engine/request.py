@@ -100,7 +100,7 @@ class Request:
         self.num_cached_items = 0
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
-        self._items_end = max((item.offset + item.num_rows for item in items), default=0)
+        self._items_end = max((item.end for item in items), default=0)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -123,11 +123,11 @@ class Request:
         return self.status.is_finished
 
     def items_in(self, start: int, end: int) -> Iterator[int]:
-        """Indices of the items that have rows among the positions ``start <= p < end``, in prompt order."""
+        """Indices of the items that reach into the positions ``start <= p < end``, in prompt order."""
         if start >= self._items_end:
             return
         for index, item in enumerate(self.items):
-            if item.offset < end and item.offset + item.num_rows > start:
+            if item.offset < end and item.end > start:
                 yield index
 
     def transition(self, status: RequestStatus) -> None:

@@ -197,8 +197,7 @@ class Scheduler:
     def _advance(self, request: Request, scheduled: ScheduledRequest, row: RowResult) -> list[RequestDelta]:
         request.num_computed_tokens += scheduled.num_tokens
         for index in self._encoder_cache.get_cached_input_ids(request):
-            item = request.items[index]
-            if request.num_computed_tokens >= item.offset + item.num_rows:
+            if request.num_computed_tokens >= request.items[index].end:
                 self._encoder_cache.free_encoder_input(request, index)
         if row.token_ids and request.first_token_time is None:
             request.first_token_time = self._clock()

@@ -16,6 +16,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         vocab_size: tokens the language model knows.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a text.
+        atomic_items: a chunk of a prompt must not end within an item (its tokens see each other both ways).
     """
 
     architecture: str
@@ -23,3 +24,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    atomic_items: bool = False

@@ -23,17 +23,32 @@ class MultiModalItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         item_id: digest of the content and of every processor option that changes the encoder's input (hex).
         offset: index of its first placeholder in the prompt.
         num_rows: encoder rows it has; as many placeholders it fills.
+        length: prompt tokens from its first placeholder to its last. More than ``num_rows`` where a family writes
+            other tokens between them (tiles, frames); left at 0, it becomes ``num_rows``.
         inputs: the processor's tensors of this item alone, by the encoder's argument names.
+
+    Raises:
+        ContractError: a ``length`` below ``num_rows``.
     """
 
     modality: str
     item_id: str
     offset: NonNegative
     num_rows: Positive
+    length: NonNegative = 0
     inputs: Mapping[str, Array] = EMPTY_MAP
 
     def __post_init__(self) -> None:
         set_field(self, "inputs", frozen_map(self.inputs))
+        if self.length == 0:
+            set_field(self, "length", self.num_rows)
+        elif self.length < self.num_rows:
+            raise ContractError(f"an item of {self.num_rows} encoder rows within {self.length} tokens")
+
+    @property
+    def end(self) -> int:
+        """Index after its last placeholder."""
+        return self.offset + self.length
 
 
 class NewRequestData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

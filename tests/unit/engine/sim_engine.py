@@ -8,7 +8,7 @@ the text. ``expected_output`` gives the text in closed form.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -32,10 +32,11 @@ from ecotone.protocol.step import MultiModalItem, NewRequestData, SchedulerOutpu
 VOCAB = 50
 EOS = 7
 PLACEHOLDER = -1
+BETWEEN = 8
 Value = int | str
 
 
-def limits(**changes: int) -> SchedulerLimits:
+def limits(**changes: int | bool) -> SchedulerLimits:
     values = {
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
@@ -52,19 +53,26 @@ def make_request(
     req_id: str,
     prompt: int | Iterable[int | str],
     *,
-    rows: dict[str, int] | None = None,
+    rows: dict[str, int | tuple[int, ...]] | None = None,
     params: SamplingParams | PoolingParams | None = None,
     epoch: int = 0,
     **sampling: object,
 ) -> Request:
-    """``prompt``: so many text tokens; or token ids, with item ids standing for all placeholders of an item."""
+    """``prompt``: so many text tokens; or token ids, with item ids standing for all placeholders of an item.
+    ``rows``: of each item; a tuple has its groups of placeholders, with a token of text between them."""
     tokens: list[int] = []
     items: list[MultiModalItem] = []
     for part in range(10, 10 + prompt) if isinstance(prompt, int) else prompt:
         if isinstance(part, str):
-            num_rows = (rows or {})[part]
-            items.append(MultiModalItem(modality="image", item_id=part, offset=len(tokens), num_rows=num_rows))
-            tokens += [PLACEHOLDER] * num_rows
+            given = (rows or {})[part]
+            groups = (given,) if isinstance(given, int) else given
+            span = [token for group in groups for token in (BETWEEN, *[PLACEHOLDER] * group)][1:]
+            items.append(
+                MultiModalItem(
+                    modality="image", item_id=part, offset=len(tokens), num_rows=sum(groups), length=len(span)
+                )
+            )
+            tokens += span
         else:
             tokens.append(part)
     return Request(
@@ -85,6 +93,10 @@ def encoding(item: MultiModalItem) -> tuple[Value, ...]:
     return tuple(f"{item.item_id}/{row}" for row in range(item.num_rows))
 
 
+def placeholders(item: MultiModalItem, prompt_token_ids: Sequence[int]) -> list[int]:
+    return [p for p in range(item.offset, item.end) if prompt_token_ids[p] == PLACEHOLDER]
+
+
 def next_token(values: Iterable[Value | None]) -> int:
     digest = hashlib.sha256(repr(list(values)).encode()).digest()
     return int.from_bytes(digest[:4], "big") % VOCAB
@@ -93,7 +105,8 @@ def next_token(values: Iterable[Value | None]) -> int:
 def prompt_values(request: Request) -> list[Value]:
     values: list[Value] = list(request.prompt_token_ids)
     for item in request.items:
-        values[item.offset : item.offset + item.num_rows] = encoding(item)
+        for position, row in zip(placeholders(item, request.prompt_token_ids), encoding(item), strict=True):
+            values[position] = row
     return values
 
 
@@ -240,8 +253,7 @@ class SimRank:
     def _write(self, s, known: tuple[int, ...], may_lack: set[str]) -> None:
         values: dict[int, Value | None] = {}
         for item, key in zip(self.requests[s.req_id].items, s.item_keys, strict=True):
-            for row in range(item.num_rows):
-                position = item.offset + row
+            for row, position in enumerate(placeholders(item, known)):
                 if s.num_computed_tokens <= position < s.num_computed_tokens + s.num_tokens:
                     assert key in self.cache or key in may_lack, "rows needed that nobody has"
                     values[position] = self.cache[key][row] if key in self.cache else None
@@ -266,6 +278,7 @@ class SimEngine:
         self.scheduler = Scheduler(bounds, connector, (EOS,), lambda: self.time)
         self.ranks = [SimRank(bounds) for _ in range(num_ranks)]
         self.outputs: dict[str, list[int]] = {}
+        self.requests: dict[str, Request] = {}
         self.ended: dict[str, RequestDelta] = {}
         self.encoded: list[str] = []
         self.loaded: list[str] = []
@@ -274,13 +287,25 @@ class SimEngine:
         for request in requests:
             self.scheduler.add_request(request)
             self.outputs[request.req_id] = []
+            self.requests[request.req_id] = request
 
     def schedule(self) -> SchedulerOutput:
         order = self.scheduler.schedule()
         tokens = order.total_num_scheduled_tokens
         assert self.encode_only or tokens <= self.bounds.max_num_batched_tokens
         assert len(order.scheduled) <= self.bounds.max_num_seqs
+        assert not (self.bounds.atomic_items and not self.encode_only and self.cut_items(order))
         return order
+
+    def cut_items(self, order: SchedulerOutput) -> list[tuple[str, int]]:
+        """Request and index of each item that a chunk of the step ends within."""
+        ends = {s.req_id: s.num_computed_tokens + s.num_tokens for s in order.scheduled}
+        return [
+            (req_id, index)
+            for req_id, end in ends.items()
+            for index, item in enumerate(self.requests[req_id].items)
+            if item.offset < end < item.end
+        ]
 
     def execute(
         self,
