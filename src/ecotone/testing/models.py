@@ -158,10 +158,14 @@ def load_tiny_model(
     return TinyModel(max_model_len or 512)
 
 
-def tiny_item(item_id: str, offset: int, num_rows: int, *, pixels: Tensor | None = None) -> MultiModalItem:
+def tiny_item(
+    item_id: str, offset: int, num_rows: int, *, length: int = 0, pixels: Tensor | None = None
+) -> MultiModalItem:
     """An item whose pixels follow from its id, unless they are given."""
     if pixels is None:
         draw = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(item_id)) % 2**31)
         pixels = torch.randn(num_rows, PIXELS, generator=draw)
     inputs = {"pixels": Array.from_numpy(pixels.numpy())}
-    return MultiModalItem(modality="image", item_id=item_id, offset=offset, num_rows=num_rows, inputs=inputs)
+    return MultiModalItem(
+        modality="image", item_id=item_id, offset=offset, num_rows=num_rows, length=length, inputs=inputs
+    )

@@ -20,7 +20,7 @@ class RequestState:
 
     def __init__(self, data: NewRequestData, model: Model) -> None:
         """Raises:
-        ContractError: an item has fewer placeholders in the prompt than rows.
+        ContractError: an item has more or fewer placeholders in its span of the prompt than rows.
         """
         self.data = data
         positions, self._delta = model.positions(data.prompt_token_ids, data.items)
@@ -38,12 +38,12 @@ class RequestState:
 
     def _of_item(self, placeholders: NDArray[Any], item: MultiModalItem) -> NDArray[Any]:
         """The prompt positions of ``item``'s rows: they need not be adjacent (some models put text between)."""
-        first = int(np.searchsorted(placeholders, item.offset))
-        own = placeholders[first : first + item.num_rows]
-        if len(own) < item.num_rows:
+        first, last = np.searchsorted(placeholders, (item.offset, item.end))
+        own = placeholders[first:last]
+        if len(own) != item.num_rows:
             raise ContractError(
                 f"request {self.data.req_id}: the item at token {item.offset} has {item.num_rows} encoder rows "
-                f"and {len(own)} placeholders"
+                f"and {len(own)} placeholders within {item.length} tokens"
             )
         return own
 

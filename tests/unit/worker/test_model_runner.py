@@ -20,7 +20,7 @@ P = PLACEHOLDER
 
 def two_images(req_id="a", **options):
     """12 tokens; the second image's rows are split in two by a text token."""
-    items = (tiny_item("cat", 2, 4), tiny_item("dog", 7, 3))
+    items = (tiny_item("cat", 2, 4), tiny_item("dog", 7, 3, length=4))
     return OrderedRequest(req_id, [5, 9, P, P, P, P, 8, P, 11, P, P, 3], items, **options)
 
 
@@ -48,7 +48,7 @@ def test_the_tokens_are_those_of_the_closed_form(make_rank):
 
 def test_the_closed_form_depends_on_every_image():
     other = OrderedRequest(
-        "a", two_images().data.prompt_token_ids, (tiny_item("cat", 2, 4), tiny_item("cow", 7, 3))
+        "a", two_images().data.prompt_token_ids, (tiny_item("cat", 2, 4), tiny_item("cow", 7, 3, length=4))
     )
     assert greedy(two_images(), 3) != greedy(other, 3)
 
@@ -286,9 +286,13 @@ def test_orders_that_do_not_fit_the_request_are_refused(make_rank, change, says)
         make_rank().run(SchedulerOutput(step=1, new_requests=(request.data,), scheduled=(scheduled,)))
 
 
-def test_an_item_with_too_few_placeholders_is_refused(make_rank):
-    request = OrderedRequest("a", [5, P, P], (tiny_item("cat", 1, 3),))
-    with pytest.raises(ContractError, match="3 encoder rows and 2 placeholders"):
+@pytest.mark.parametrize(
+    ("prompt", "length", "found"),
+    [([5, P, P], 3, 2), ([5, P, 8, P, P], 3, 2), ([5, P, P, P, P], 4, 4), ([5, P, P, 8, P, P], 5, 4)],
+)
+def test_an_item_with_other_placeholders_than_rows_is_refused(make_rank, prompt, length, found):
+    request = OrderedRequest("a", prompt, (tiny_item("cat", 1, 3, length=length),))
+    with pytest.raises(ContractError, match=f"3 encoder rows and {found} placeholders within {length} tokens"):
         make_rank().steps.step((request, request.order()))
 
 
