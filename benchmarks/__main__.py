@@ -13,6 +13,7 @@ from benchmarks.harness import machine, render, write_json
 # name -> what it measures. The module benchmarks.NAME has run(quick: bool) -> dict of rows, or of values.
 BENCHMARKS = {
     "channel": "the worker -> scheduler channel, per step, by ranks x items",
+    "copies": "saves and loads of one rank, against a plain copy of the same bytes",
 }
 
 

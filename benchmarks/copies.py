@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from threading import Semaphore
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from benchmarks.harness import Summary, interleave, ratio
 from ecotone.connectors.copy.thread import ThreadCopyEngine
 from ecotone.connectors.messages import EcotoneStepMetadata, Order, ReportKind
 from ecotone.connectors.worker import EcotoneWorkerConnector
@@ -117,31 +117,25 @@ def _measure(shape: tuple[int, int], rounds: int) -> dict[str, float]:
         "memcpy_batch": partial(_memcpy, targets, rows),
         "save_batch": partial(copying.save, rows),
     }
-    for task in tasks.values():
-        task()
-    # Interleaved, so that whatever else the machine does meets all of them.
-    seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    for _ in range(rounds):
-        for name, task in tasks.items():
-            seconds[name].append(task())
+    found = interleave(tasks, rounds)
     # The copies above also empty the processor's caches, which a view's few instructions then wait for.
-    seconds["load_view"] = [viewing.load() for _ in range(50)]
+    found |= interleave({"load_view": viewing.load}, 50)
     for rank in (copying, viewing):
         rank.close()
     region.close()
-    return _figures(layout.nbytes, count, {name: median(values) for name, values in seconds.items()})
+    return _figures(layout.nbytes, count, found)
 
 
-def _figures(nbytes: int, count: int, medians: dict[str, float]) -> dict[str, float]:
+def _figures(nbytes: int, count: int, found: dict[str, Summary]) -> dict[str, float]:
     """One item's times in us, bandwidths of a step with ``count`` items in GB/s, and speeds with memcpy's as 1."""
+    bandwidth = {name: count * nbytes / found[f"{name}_batch"].median / 1e9 for name in ("memcpy", "save")}
     return {
         "bytes": nbytes,
-        **{f"{name}_us": round(value * 1e6, 1) for name, value in medians.items() if "batch" not in name},
-        "memcpy_GBps": round(count * nbytes / medians["memcpy_batch"] / 1e9, 2),
-        "save_GBps": round(count * nbytes / medians["save_batch"] / 1e9, 2),
-        "save_bandwidth_of_memcpy": round(medians["memcpy_batch"] / medians["save_batch"], 3),
-        "one_save_of_memcpy": round(medians["memcpy"] / medians["save"], 3),
-        "load_copy_of_memcpy": round(medians["memcpy"] / medians["load_copy"], 3),
+        **{f"{name}_us": round(s.median * 1e6, 1) for name, s in found.items() if not name.endswith("_batch")},
+        **{f"{name}_GBps": round(value, 2) for name, value in bandwidth.items()},
+        "save_bandwidth_of_memcpy": ratio(found["memcpy_batch"], found["save_batch"]),
+        "one_save_of_memcpy": ratio(found["memcpy"], found["save"]),
+        "load_copy_of_memcpy": ratio(found["memcpy"], found["load_copy"]),
     }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ecotone.connectors.copy.engine import CopyEngine, CopyJob, Direction, as_bytes
+from ecotone.connectors.copy.engine import CopyEngine, CopyJob, Direction
 from ecotone.connectors.messages import (
     EcotoneStepMetadata,
     EcotoneWorkerMetadata,
@@ -22,7 +22,7 @@ from ecotone.connectors.messages import (
     Report,
     ReportKind,
 )
-from ecotone.connectors.rows import empty_rows, mismatch, region_bytes, view_rows
+from ecotone.connectors.rows import empty_rows, mismatch, view_rows
 from ecotone.connectors.shares import cut, joined, share_of_rows
 from ecotone.errors import ConfigError, ContractError, ResourceError
 from ecotone.node.exchange import Extent
@@ -145,12 +145,12 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         share = share_of_rows(order.layout.shape[0], self._ranks, self._rank)
         if not share:
             return
-        source = as_bytes(rows.detach()[share.start : share.stop].contiguous())
-        row_bytes = order.layout.nbytes // order.layout.shape[0]
+        rows = rows.detach()[share.start : share.stop].contiguous()
+        row_bytes = rows.nbytes // len(share)
         pieces = cut(joined(order.extents), share.start * row_bytes, share.stop * row_bytes)
-        access = self._access(order, pieces, ReportKind.SAVE_FAILED)
+        access = self._access(order, pieces, rows.nbytes, ReportKind.SAVE_FAILED)
         if access is not None:
-            self._submit(order, Direction.SAVE, access, source)
+            self._submit(order, CopyJob(order.transfer_id, Direction.SAVE, access.memory, rows), access.engine)
 
     def build_connector_worker_meta(self) -> EcotoneWorkerMetadata | None:
         """See the contract."""
@@ -186,7 +186,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _start_load(self, order: Order) -> None:
-        access = self._access(order, joined(order.extents), ReportKind.LOAD_FAILED)
+        access = self._access(order, joined(order.extents), order.layout.nbytes, ReportKind.LOAD_FAILED)
         if access is None:
             return
         if self._views and len(access.memory) == 1:
@@ -198,21 +198,26 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         except RuntimeError as failure:
             self._fail(order, ReportKind.LOAD_FAILED, FailureReason.MEMORY, str(failure))
             return
-        job = self._submit(order, Direction.LOAD, access, as_bytes(rows))
+        job = CopyJob(order.transfer_id, Direction.LOAD, access.memory, rows)
         self._arriving[order.transfer_id] = _Arrival(order, rows, job)
+        self._submit(order, job, access.engine)
 
-    def _access(self, order: Order, pieces: list[Extent], kind: ReportKind) -> _Access | None:
-        """The way to ``pieces`` of the region; ``None`` after reporting that there is none."""
+    def _access(self, order: Order, pieces: list[Extent], nbytes: int, kind: ReportKind) -> _Access | None:
+        """The way to ``pieces`` of the region, ``nbytes`` in all; ``None`` after reporting that there is none."""
         if self._closed:
             self._fail(order, kind, FailureReason.CLOSED, "the connector was shut down")
             return None
         writable = kind is ReportKind.SAVE_FAILED
         try:
             region, engine = self._attached(writable or self._one_mapping)
-            return _Access([region.view(piece, writable=writable) for piece in pieces], engine)
+            memory = [region.view(piece, writable=writable) for piece in pieces]
         except (ResourceError, ConfigError, ContractError, OSError) as failure:
             self._fail(order, kind, FailureReason.REGION, str(failure))
             return None
+        if sum(map(len, memory)) != nbytes:
+            self._fail(order, kind, FailureReason.REGION, f"{order.extents} do not hold {nbytes} bytes")
+            return None
+        return _Access(memory, engine)
 
     def _attached(self, writable: bool) -> tuple[Region, CopyEngine]:
         region = self._regions.get(writable)
@@ -222,17 +227,9 @@ class EcotoneWorkerConnector(ECWorkerConnector):
             self._engine = self._make_engine(region)
         return region, self._engine
 
-    def _submit(self, order: Order, direction: Direction, access: _Access, outside: torch.Tensor) -> CopyJob:
-        """Start the copies between the region's memory, in order, and the bytes ``outside`` of it."""
-        copies, position = [], 0
-        for piece in access.memory:
-            inside, rest = region_bytes(piece), outside[position : position + len(piece)]
-            copies.append((inside, rest) if direction is Direction.SAVE else (rest, inside))
-            position += len(piece)
-        job = CopyJob(order.transfer_id, direction, copies)
+    def _submit(self, order: Order, job: CopyJob, engine: CopyEngine) -> None:
         self._copying[order.transfer_id] = order
-        access.engine.submit(job)
-        return job
+        engine.submit(job)
 
     def _collect_copies(self) -> None:
         for done in self._engine.poll() if self._engine is not None else ():
@@ -245,7 +242,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
                 continue
             name = "save" if save else "load"
             self._count(f"{name}s", 1)
-            self._count(f"{name}_bytes", done.job.nbytes)
+            self._count(f"{name}_bytes", done.job.rows.nbytes)
             self._count(f"{name}_seconds", done.seconds)
             kinds = (ReportKind.SAVED,) if save else (ReportKind.LOADED, ReportKind.RELEASED)
             for kind in kinds:

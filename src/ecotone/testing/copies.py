@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob
+from ecotone.connectors.copy.thread import copy_now
 
 
 class ScriptedCopyEngine(CopyEngine):
@@ -29,8 +30,7 @@ class ScriptedCopyEngine(CopyEngine):
     def complete(self, job_id: int, seconds: float = 0.0) -> None:
         """Copy the job's bytes now, and let ``poll`` say that it ended."""
         job = self._jobs.pop(job_id)
-        for destination, source in job.copies:
-            destination.copy_(source)
+        copy_now(job)
         self._done.append(CopyDone(job, None, seconds))
 
     def fail(self, job_id: int, error: str) -> None:

@@ -14,7 +14,7 @@ from ecotone.testing.copies import ScriptedCopyEngine
 
 
 class Gate(torch.Tensor):
-    """A source whose copy waits until the test opens it."""
+    """Rows whose copy waits until the test opens it."""
 
     opened: threading.Event
     begun: threading.Event
@@ -27,20 +27,22 @@ class Gate(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.Tensor.numpy:
+        if func is torch.Tensor.view:
             args[0].begun.set()
             assert args[0].opened.wait(30)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def job_of(job_id: int, source: torch.Tensor | None = None, size: int = 256) -> CopyJob:
-    source = torch.full((size,), job_id, dtype=torch.uint8) if source is None else source
-    destination = torch.zeros(source.numel(), dtype=torch.uint8)
-    return CopyJob(job_id, Direction.SAVE, [(destination, source)])
+def job_of(job_id: int, rows: torch.Tensor | None = None, direction: Direction = Direction.SAVE) -> CopyJob:
+    """A job whose bytes are all ``job_id``, over memory of zeros in two pieces."""
+    rows = torch.full((4, 64), job_id, dtype=torch.uint8) if rows is None else rows
+    memory = memoryview(bytearray(rows.nbytes))
+    return CopyJob(job_id, direction, [memory[:64], memory[64:]], rows)
 
 
 def arrived(job: CopyJob) -> bool:
-    return all(torch.equal(destination, source.as_subclass(torch.Tensor)) for destination, source in job.copies)
+    inside = b"".join(map(bytes, job.memory))
+    return inside == bytes(job.rows.as_subclass(torch.Tensor).reshape(-1).tolist())
 
 
 def test_a_copy_runs_beside_the_caller_and_says_when_it_ended() -> None:
@@ -128,7 +130,7 @@ def test_close_without_any_job_is_nothing() -> None:
 def test_a_copy_that_cannot_be_made_is_an_error_and_the_next_one_goes_on() -> None:
     woken = threading.Semaphore(0)
     engine = ThreadCopyEngine(woken.release)
-    wrong = CopyJob(1, Direction.LOAD, [(torch.zeros(3, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8))])
+    wrong = CopyJob(1, Direction.LOAD, [memoryview(b"abc")], torch.zeros(2, dtype=torch.uint8))
     right = job_of(2)
     engine.submit(wrong)
     engine.submit(right)
@@ -142,17 +144,23 @@ def test_a_copy_that_cannot_be_made_is_an_error_and_the_next_one_goes_on() -> No
 
 
 @pytest.mark.parametrize("make", [lambda: ThreadCopyEngine(lambda: None), ScriptedCopyEngine])
-def test_every_copy_of_a_job_is_made(make: Callable[[], CopyEngine]) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
+def test_every_piece_is_copied_both_ways(make: Callable[[], CopyEngine], dtype: torch.dtype) -> None:
     engine = make()
-    pairs = [
-        (torch.zeros(n, dtype=torch.uint8), torch.full((n,), n % 251, dtype=torch.uint8)) for n in (1, 64, 4096)
-    ]
-    job = CopyJob(5, Direction.LOAD, pairs)
-    assert job.nbytes == 1 + 64 + 4096
-    engine.submit(job)
-    engine.fence(job)
-    assert arrived(job)
-    assert [done.job for done in engine.poll()] == [job]
+    rows = torch.arange(6 * 32).view(6, 32).to(dtype)
+    memory = memoryview(bytearray(rows.nbytes + 64))
+    pieces = [memory[64:128], memory[0:64], memory[128 : rows.nbytes + 64]][: 3 if rows.nbytes > 128 else 2]
+    pieces[-1] = pieces[-1][: rows.nbytes - sum(map(len, pieces[:-1]))]
+    save = CopyJob(1, Direction.SAVE, pieces, rows)
+    engine.submit(save)
+    engine.fence(save)
+    back = torch.zeros_like(rows)
+    load = CopyJob(2, Direction.LOAD, [piece.toreadonly() for piece in pieces], back)
+    engine.submit(load)
+    engine.fence(load)
+    assert torch.equal(back, rows)
+    assert b"".join(map(bytes, pieces)) == rows.view(torch.uint8).numpy().tobytes()
+    assert [(done.job, done.error) for done in engine.poll()] == [(save, None), (load, None)]
     engine.close()
 
 

@@ -349,12 +349,13 @@ def test_a_region_that_cannot_be_attached_fails_the_orders_and_is_tried_again(be
     assert bench.end_step() == {(3, ReportKind.LOADED, None)}
 
 
-def test_extents_of_another_region_are_not_touched(bench: Bench) -> None:
+def test_extents_that_cannot_be_right_are_not_touched(bench: Bench) -> None:
     own = bench.region.descriptor
     for extent in (
         Extent("elsewhere", own.generation, 0, LAYOUT.nbytes),
         Extent(own.region_id, own.generation - 1, 0, LAYOUT.nbytes),
         Extent(own.region_id, own.generation, REGION_BYTES, LAYOUT.nbytes),
+        Extent(own.region_id, own.generation, 0, LAYOUT.nbytes - 64),
     ):
         bench.load(Order(KEY, 1, LAYOUT, (extent,)))
         assert bench.end_step() == {(1, ReportKind.LOAD_FAILED, FailureReason.REGION)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, Direction
+from ecotone.connectors.rows import region_bytes
 from ecotone.errors import ResourceError
 
 
@@ -47,8 +48,7 @@ class CudaCopyEngine(CopyEngine):
         try:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 begin.record(stream)
-                for destination, source in job.copies:
-                    destination.copy_(source, non_blocking=True)
+                _enqueue(job)
                 end.record(stream)
         except RuntimeError as failure:
             stream.synchronize()  # copies of this job that were already enqueued
@@ -84,6 +84,18 @@ class CudaCopyEngine(CopyEngine):
         finally:
             with torch.cuda.device(self._device):
                 torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+
+
+def _enqueue(job: CopyJob) -> None:
+    """Put the job's copies onto the current stream."""
+    rows, position = job.rows.reshape(-1).view(torch.uint8), 0
+    for piece in job.memory:
+        inside, outside = region_bytes(piece), rows[position : position + len(piece)]
+        if job.direction is Direction.SAVE:
+            inside.copy_(outside, non_blocking=True)
+        else:
+            outside.copy_(inside, non_blocking=True)
+        position += len(piece)
 
 
 def _describe(failure: RuntimeError) -> str:

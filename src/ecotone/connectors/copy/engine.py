@@ -19,23 +19,20 @@ class Direction(Enum):
 
 @dataclass(eq=False, slots=True)
 class CopyJob:
-    """One transfer. It keeps its tensors alive until it is done.
+    """One transfer. It keeps its memory alive until it is done.
 
     Attributes:
         job_id: unique among the engine's jobs.
-        direction: of all its copies.
-        copies: (destination, source) pairs, uint8 ``[n]`` each, of equal length. Nobody writes to a source, nor
-            touches a destination, before the job is done.
+        direction: of its copies.
+        memory: pieces of the region, in order; writable for a save.
+        rows: C-contiguous, with as many bytes as ``memory`` has. Nobody writes to the source of a job, or touches
+            its destination, before it is done.
     """
 
     job_id: int
     direction: Direction
-    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it moves."""
-        return sum(source.numel() for _, source in self.copies)
+    memory: Sequence[memoryview]
+    rows: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -68,8 +65,3 @@ class CopyEngine(ABC):
     def close(self) -> None:
         """Returns when no copy touches memory any more. Jobs that had not begun end with an error, which a last
         ``poll`` tells. Idempotent."""
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a contiguous ``tensor`` as uint8 ``[nbytes]``, sharing its memory."""
-    return tensor.reshape(-1).view(torch.uint8)
