@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,6 @@ from ecotone.engine.core import EngineCore
 from ecotone.engine.inputs import InputProcessor
 from ecotone.engine.scheduler import Scheduler
 from ecotone.executor.base import Executor
-from ecotone.executor.uniproc import UniprocExecutor
 from ecotone.node.keys import Namespace
 from ecotone.protocol.connector import (
     ECConnectorFactory,
@@ -56,12 +54,7 @@ def make_config(config: EngineConfig | str | Path, overrides: dict[str, Any]) ->
     return parse_config(EngineConfig, {**fields, **overrides}, "engine")
 
 
-def build(
-    config: EngineConfig,
-    *,
-    executor_factory: ExecutorFactory = UniprocExecutor,
-    clock: Callable[[], float] = time.monotonic,
-) -> Parts:
+def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callable[[], float]) -> Parts:
     """An engine's parts.
 
     Raises:

@@ -43,7 +43,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step is needed, for a request or for what requests left behind."""
-        return self._unusable is None and self._scheduler.has_work()
+        return self._unusable is None and self._guarded(self._scheduler.has_work, False)
 
     def check_usable(self) -> None:
         """Raise unless the engine can take work.
@@ -70,14 +70,17 @@ class EngineCore:
 
     def step(self) -> bool:
         """One step, if there is anything to do. Whether tokens were computed or requests ended."""
-        if not self.has_work:
-            return False
+        return self.has_work and self._guarded(self._step, True)
+
+    def _guarded(self, act: Callable[[], bool], otherwise: bool) -> bool:
+        """What ``act`` says. Nobody knows what state an error leaves ranks and scheduler in: it ends everything,
+        and the answer is ``otherwise``."""
         try:
-            return self._step()
-        # A rim: whatever a model, a connector or a device raises ends the requests in flight, with the cause.
+            return act()
+        # A rim: whatever a model, a connector or a device raises is the cause of the requests' failures.
         except Exception as error:  # noqa: BLE001
             self.fail(f"the engine stopped: a step failed with {type(error).__name__}: {error}", error)
-            return True
+            return otherwise
         except BaseException as interrupt:
             self.fail(f"the engine stopped: {type(interrupt).__name__} interrupted a step", interrupt)
             raise

@@ -60,7 +60,7 @@ class Engine:
         **overrides: Any,
     ) -> None:
         self.config = make_config(config, overrides)
-        self._parts = build(self.config, executor_factory=executor_factory)
+        self._parts = build(self.config, executor_factory, time.monotonic)
         self._namespace = self._parts.namespace
         self._lock = FairLock()
         self._outbox: deque[StreamDelta] = deque()
@@ -173,10 +173,14 @@ class Engine:
         with self._locked() as core:
             core.check_usable()
             before, self._namespace = self._namespace, self._namespace.next_epoch()
-            if parts.connector is not None:
-                parts.connector.reset_cache(before.digest)
-            parts.scheduler.reset_encoder_cache(lambda request: self._keys(request.items))
-            parts.executor.collective_rpc("reset_encoder_cache")
+            try:
+                if parts.connector is not None:
+                    parts.connector.reset_cache(before.digest)
+                parts.scheduler.reset_encoder_cache(lambda request: self._keys(request.items))
+                parts.executor.collective_rpc("reset_encoder_cache")
+            except BaseException as error:
+                core.fail(f"the engine stopped: a reset failed with {type(error).__name__}: {error}", error)
+                raise
 
     def settle(self, timeout_s: float = 10.0) -> bool:
         """Step until nothing is in flight and nothing pending, so that statistics are final; whether it is so."""

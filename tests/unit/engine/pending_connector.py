@@ -27,6 +27,7 @@ class PendingConnector(ECSchedulerConnector):
         self.pending = 0
         self.passes = 0
         self.broken = False
+        self.fault: Exception | None = None
         self.settled = threading.Event()
         self.log: list[str] = []
 
@@ -41,6 +42,8 @@ class PendingConnector(ECSchedulerConnector):
         self.pending = max(0, self.pending - 1)
 
     def has_pending_work(self) -> bool:
+        if self.fault is not None:
+            raise self.fault
         if not self.pending:
             self.settled.set()
         return self.pending > 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from echo_executor import EchoExecutor, Executors
@@ -14,12 +15,19 @@ from tiny_processor import build_folder
 from ecotone.config import ECConfig
 from ecotone.engine.engine import Engine
 from ecotone.engine.inputs import Prompt
-from ecotone.errors import ConfigError, IntegrityError
+from ecotone.errors import ConfigError, IntegrityError, RequestFailedError, ShutDownError
 from ecotone.node.keys import namespace_of
 from ecotone.protocol.params import SamplingParams
 
 PENDING = "pending_connector:PendingFactory"
 Bench = tuple[Engine, EchoExecutor, PendingConnector]
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +76,27 @@ def test_settle_gives_up_in_time(bench: Bench) -> None:
     connector.pending = 10**9
     assert not engine.settle(timeout_s=0.01)
     connector.pending = 0
+
+
+def test_a_connector_that_fails_while_nobody_waits_ends_the_engine(bench: Bench) -> None:
+    engine, _, connector = bench
+    connector.fault = RuntimeError("lost the node")
+    assert engine.settle()
+    with pytest.raises(ShutDownError, match="RuntimeError: lost the node"):
+        engine.generate(":ab")
+
+
+def test_a_reset_that_fails_is_not_gone_on_with(bench: Bench) -> None:
+    engine, executor, _ = bench
+    executor.collective_rpc = raising(RuntimeError("the rank is gone"))  # type: ignore[method-assign]
+    with engine.stream(":hello", SamplingParams(max_tokens=99, ignore_eos=True)) as stream:
+        next(stream)
+        with pytest.raises(RuntimeError, match="the rank is gone"):
+            engine.reset_encoder_cache()
+        with pytest.raises(RequestFailedError, match="a reset failed"):
+            list(stream)
+    with pytest.raises(ShutDownError, match="a reset failed"):
+        engine.generate(":ab")
 
 
 def test_reset_forgets_everywhere_and_keys_are_new(bench: Bench) -> None:
