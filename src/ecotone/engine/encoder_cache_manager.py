@@ -24,7 +24,8 @@ class EncoderCacheManager:
 
     An encoding is referenced by occurrence: the same image twice in a request is two references to one entry.
     Without a reference it is freeable: still held, a hit for whoever asks, and the first to go (least recently
-    freed) when room is needed. Ranks learn of evictions once per pass, by ``get_freed_keys``.
+    freed) when room is needed. Ranks learn of evictions once per pass, by ``get_freed_keys``; until then whoever
+    was given something in the pass keeps its references, since the step's orders stand.
     """
 
     def __init__(self, cache_size: int) -> None:

@@ -26,6 +26,7 @@ from ecotone.engine.step_result import (
 from ecotone.errors import ContractError, IllegalTransitionError, RequestError
 from ecotone.protocol.connector import ECSchedulerConnector
 from ecotone.protocol.outputs import ECConnectorOutput, ModelRunnerOutput
+from ecotone.protocol.params import SamplingParams
 from ecotone.protocol.step import ScheduledRequest, SchedulerOutput
 
 
@@ -136,17 +137,20 @@ class Scheduler:
             ContractError: the result is not one of that step. Nothing was changed then.
         """
         ec = model_runner_output.ec_connector_output
-        errors = model_runner_output.request_errors
+        reported = model_runner_output.request_errors
         ran = {s.req_id: s for s in scheduler_output.scheduled if self._pool.is_running(s.req_id)}
         failed = ec.failed_loads if ec is not None else frozenset()
         # Nobody knows whether the ranks hold what a failing request was to encode: others must not build on it.
-        doubtful = {s.item_keys[i] for s in scheduler_output.scheduled if s.req_id in errors for i in s.encode}
-        discarded = requests_with_rows_of(failed | doubtful, ran, self._pool.requests) - errors.keys()
+        doubtful = {s.item_keys[i] for s in scheduler_output.scheduled if s.req_id in reported for i in s.encode}
+        # An error on rows that were not there may be due to just that; a real one comes again.
+        discarded = requests_with_rows_of(failed, ran, self._pool.requests)
+        errors = {i: e for i, e in reported.items() if self._pool.is_running(i) and i not in discarded}
+        discarded |= requests_with_rows_of(doubtful, ran, self._pool.requests) - errors.keys()
         kept = {req_id: s for req_id, s in ran.items() if req_id not in discarded and req_id not in errors}
         rows = self._rows(model_runner_output, kept)
 
         self._apply_ec_output(ec, failed | doubtful)
-        deltas = [self._fail(req_id, reason) for req_id, reason in errors.items() if self._pool.is_running(req_id)]
+        deltas = [self._fail(req_id, reason) for req_id, reason in errors.items()]
         for req_id in discarded:
             self._roll_back(self._pool.requests[req_id], failed)
         for req_id, scheduled in kept.items():
@@ -220,8 +224,8 @@ class Scheduler:
 
     def _end_of(self, request: Request, row: RowResult) -> RequestStatus | None:
         """How ``request`` ends with this step, if it does."""
-        if row.token_ids:
-            return check_stop(request, self._eos_token_ids, self.limits.max_request_tokens)
+        if row.token_ids and isinstance(request.params, SamplingParams):
+            return check_stop(request, request.params, self._eos_token_ids, self.limits.max_request_tokens)
         encoded = self._encode_only and request.num_computed_tokens == request.num_tokens
         return RequestStatus.FINISHED_STOPPED if encoded or row.pooled is not None else None
 

@@ -53,17 +53,9 @@ def rows_of(output: ModelRunnerOutput) -> Mapping[str, RowResult]:
     """The output's parallel tuples by request.
 
     Raises:
-        ContractError: they are not parallel, or name a request twice.
+        ContractError: a request is named twice.
     """
     ids = output.req_ids
-    columns = {
-        "sampled_token_ids": output.sampled_token_ids,
-        "logprobs": output.logprobs,
-        "pooler_output": output.pooler_output,
-    }
-    for name, column in columns.items():
-        if column and len(column) != len(ids):
-            raise ContractError(f"a step's output has {len(ids)} requests but {len(column)} {name}")
     if len(set(ids)) != len(ids):
         raise ContractError(f"a step's output names a request twice: {list(ids)}")
     return {
@@ -109,15 +101,15 @@ def requests_with_rows_of(
     )
 
 
-def check_stop(request: Request, eos_token_ids: Set[int], max_tokens: int) -> RequestStatus | None:
+def check_stop(
+    request: Request, params: SamplingParams, eos_token_ids: Set[int], max_tokens: int
+) -> RequestStatus | None:
     """How the token that was just appended ends ``request``, if it does. ``max_tokens``: prompt and output."""
-    params = request.params
-    if not isinstance(params, SamplingParams):
-        return None
     last = request.output_token_ids[-1]
-    if last in eos_token_ids and not params.ignore_eos:
+    may_stop = request.num_output_tokens >= params.min_tokens
+    if may_stop and last in eos_token_ids and not params.ignore_eos:
         return RequestStatus.FINISHED_STOPPED
-    if last in params.stop_token_ids:
+    if may_stop and last in params.stop_token_ids:
         request.stop_reason = last
         return RequestStatus.FINISHED_STOPPED
     if request.num_output_tokens >= params.max_tokens or request.num_tokens >= max_tokens:

@@ -1,8 +1,8 @@
 """Ranks and an EC connector that check what they are told, and a model whose answer depends on every position.
 
-A simulated rank stores what it computes in paged blocks and holds encodings in a dict, as a real one does. Its next
-token is a digest of all that its blocks hold for the request, so a wrong chunk, block, encoding or rollback changes
-the text. ``expected_output`` gives the text in closed form.
+A simulated rank stores what it computes in paged blocks and holds encodings in a dict, as a real one does. Its
+next token is a digest of all that its blocks hold for the request, so a wrong chunk, block, encoding or rollback
+changes the text. ``expected_output`` gives the text in closed form.
 """
 
 from __future__ import annotations
