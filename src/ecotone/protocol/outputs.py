@@ -126,8 +126,9 @@ class ECConnectorOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     Attributes:
         finished_sending, finished_recving: ids of requests whose transfers ended on this rank.
-        failed_loads: keys this rank was ordered to load and does not hold after the step. The scheduler
-            discards the step's result of every request that needed one of them, on all ranks.
+        failed_loads: keys the step needed on this rank, ordered to be loaded or said to be held, that were not
+            there in the right shape. The scheduler discards the step's result of every request that needed one
+            of them, on all ranks.
         ec_connector_worker_meta: what the connector's worker half has to say; ``None`` when nothing.
         ec_connector_stats: the connector's counters on this rank; ``None`` when it keeps none.
     """
