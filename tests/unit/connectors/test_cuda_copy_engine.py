@@ -88,6 +88,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 def job_of(job_id: int, direction: Direction = Direction.SAVE) -> CopyJob:
     """A job over memory of the bytes 0 to 7 in two pieces, with rows of ones."""
     memory = memoryview(bytearray(range(8)))
+    if direction is Direction.LOAD:
+        memory = memory.toreadonly()
     return CopyJob(job_id, direction, [memory[:2], memory[2:]], torch.ones(2, 4, dtype=torch.uint8))
 
 

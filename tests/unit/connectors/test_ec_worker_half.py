@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -217,6 +220,26 @@ def test_a_view_outlives_the_connector_and_the_node(bench: Bench) -> None:
     bench.region.close()
     assert same_bits(bench.cache[KEY], rows_of(LAYOUT))
     bench.cache.clear()
+
+
+def test_nothing_can_be_written_through_a_view() -> None:
+    program = """
+import os
+from ecotone.connectors.rows import view_rows
+from ecotone.node.exchange import Extent, Layout
+from ecotone.node.region import Region
+whole = Region.create(4096, "r")
+own = whole.descriptor
+reader = Region.attach(whole.open_descriptor(writable=False), own)
+rows = view_rows(reader.view(Extent("r", own.generation, 0, 64)), Layout("float32", (4, 4)), print, 1)
+assert rows.sum() == 0
+print("readable", flush=True)
+rows[0, 0] = 1.0
+print("written", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "readable\n"
+    assert done.returncode == -signal.SIGSEGV
 
 
 def test_each_rank_writes_its_rows_and_no_others() -> None:
