@@ -89,7 +89,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         self._arriving: dict[int, _Arrival] = {}  # begun in this step, not in the encoder cache
         self._copying: dict[int, Order] = {}  # by transfer id, until the copy's completion event
         self._reports: set[Report] = set()
-        self._dead_views: SimpleQueue[int] = SimpleQueue()  # filled by finalizers, on any thread
+        self._dead_views: SimpleQueue[int] = SimpleQueue()  # filled by the death of views, on any thread
         self._counters: dict[str, float] = {}
         self._told_counters: dict[str, float] = {}
 
