@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from types import MappingProxyType
 
@@ -23,14 +22,23 @@ class Candidate:
         nbytes: memory it takes, at least 1.
         cost_s: seconds it takes to compute it again.
         uses: how often it was written or hit.
+        evictable: whether it may go now; the policy keeps this and what follows.
+        before, after: its neighbours while it is in a policy that keeps a list.
+        priority, queued: its place, and whether it has one, in a policy that keeps a heap.
     """
 
-    __slots__ = ("cost_s", "nbytes", "uses")
+    __slots__ = ("after", "before", "cost_s", "evictable", "nbytes", "priority", "queued", "uses")
+
+    before: Candidate
+    after: Candidate
 
     def __init__(self, nbytes: int, cost_s: float | None) -> None:
         self.nbytes = nbytes
         self.cost_s = nbytes * SECONDS_PER_BYTE if cost_s is None else cost_s
         self.uses = 1
+        self.evictable = False
+        self.priority = 0.0
+        self.queued = False
 
 
 class EvictionPolicy(ABC):
@@ -54,23 +62,34 @@ class EvictionPolicy(ABC):
 
 
 class LRU(EvictionPolicy):
-    """The least recently used first. Every operation takes constant time."""
+    """The least recently used first. Every operation takes constant time, and none ever pauses to rebuild a table
+    of all entries: the candidates themselves are the links of a ring."""
 
     def __init__(self) -> None:
-        # Not a plain dict: finding the first key of one passes over all keys deleted before it.
-        self._order: OrderedDict[Candidate, None] = OrderedDict()
+        # Never a candidate itself: the newest stands before it, the oldest after it.
+        self._ring = Candidate(1, 0.0)
+        self._ring.before = self._ring.after = self._ring
 
     def add(self, candidate: Candidate) -> None:
-        self._order[candidate] = None
+        ring, newest = self._ring, self._ring.before
+        candidate.before, candidate.after = newest, ring
+        newest.after = ring.before = candidate
+        candidate.evictable = True
 
     def remove(self, candidate: Candidate) -> None:
-        del self._order[candidate]
+        candidate.before.after = candidate.after
+        candidate.after.before = candidate.before
+        del candidate.before, candidate.after  # it keeps nobody alive
+        candidate.evictable = False
 
     def victim(self) -> Candidate:
-        return next(iter(self._order))
+        return self._ring.after
 
     def candidates(self) -> Iterable[Candidate]:
-        return self._order.keys()
+        candidate = self._ring.after
+        while candidate is not self._ring:
+            yield candidate
+            candidate = candidate.after
 
 
 class GreedyDualSizeFrequency(EvictionPolicy):
@@ -80,35 +99,52 @@ class GreedyDualSizeFrequency(EvictionPolicy):
     Laboratories technical report HPL-98-69R1, 1998: priority = clock + uses * cost / size, where the clock is the
     priority of the latest victim, so that what was popular long ago goes in the end.
 
-    A heap in which removed entries stay until they come up or make up half of it: O(log n), amortised.
+    An entry's priority only grows. So a hit costs nothing but a multiplication: the entry keeps its place in the
+    heap, and is moved to where it belongs when it comes up. O(log n), amortised.
     """
 
     def __init__(self) -> None:
         self._clock = 0.0
         self._heap: list[tuple[float, int, Candidate]] = []
         self._ticks = count()
-        self._current: dict[Candidate, int] = {}
+        self._evictable = 0
 
     def add(self, candidate: Candidate) -> None:
-        priority = self._clock + candidate.uses * candidate.cost_s / candidate.nbytes
-        tick = next(self._ticks)  # equal priorities go in the order they came
-        self._current[candidate] = tick
-        heappush(self._heap, (priority, tick, candidate))
+        candidate.priority = self._clock + candidate.uses * candidate.cost_s / candidate.nbytes
+        candidate.evictable = True
+        self._evictable += 1
+        if not candidate.queued:
+            candidate.queued = True
+            # Equal priorities go in the order they came.
+            heappush(self._heap, (candidate.priority, next(self._ticks), candidate))
 
     def remove(self, candidate: Candidate) -> None:
-        del self._current[candidate]
-        if len(self._heap) > 2 * len(self._current) + 64:
-            self._heap = [item for item in self._heap if self._current.get(item[2]) == item[1]]
-            heapify(self._heap)
+        candidate.evictable = False
+        self._evictable -= 1
+        if len(self._heap) > 2 * self._evictable + 64:
+            self._purge()
 
     def victim(self) -> Candidate:
-        while self._current.get(self._heap[0][2]) != self._heap[0][1]:
-            heappop(self._heap)
-        self._clock, _, candidate = self._heap[0]
-        return candidate
+        while True:
+            priority, _, candidate = self._heap[0]
+            if not candidate.evictable:
+                heappop(self._heap)
+                candidate.queued = False
+            elif candidate.priority > priority:
+                heapreplace(self._heap, (candidate.priority, next(self._ticks), candidate))
+            else:
+                self._clock = priority
+                return candidate
 
     def candidates(self) -> Iterable[Candidate]:
-        return self._current.keys()
+        return (candidate for _, _, candidate in self._heap if candidate.evictable)
+
+    def _purge(self) -> None:
+        """Most of the heap is pinned or gone: take it out, so that it keeps nothing alive."""
+        for _, _, candidate in self._heap:
+            candidate.queued = candidate.evictable
+        self._heap = [item for item in self._heap if item[2].evictable]
+        heapify(self._heap)
 
 
 EVICTION_POLICIES: MappingProxyType[str, Callable[[], EvictionPolicy]] = MappingProxyType(

@@ -298,31 +298,27 @@ class Index:
     # Memory.
 
     def _make_room(self, nbytes: int) -> tuple[Piece, ...] | None:
-        """Allocate, evicting what must go; evict nothing where that would not help."""
-        pieces = self.allocator.allocate(nbytes)
-        if pieces is None:
-            reason = self._why_no_room(nbytes)
-            if reason is not None:
-                self._count[reason] += 1
-                return None
-        while pieces is None:
+        """Allocate, evicting what must go; evict nothing where there are not enough bytes anyhow."""
+        need, checked = round_up(nbytes), False
+        if need > self.allocator.capacity:
+            self._count["no_room_larger_than_region"] += 1
+            return None
+        if need > self.allocator.free_bytes + self.bytes_by_state[State.READY]:
+            self._count["no_room_held"] += 1
+            return None
+        while (pieces := self.allocator.allocate(nbytes)) is None:
+            if not checked and need <= self.allocator.free_bytes:
+                # Bytes enough, in too many holes. What is held decides whether evicting on can help; asked only
+                # now, since the answer takes a pass over all of it.
+                if not self.allocator.fits_beside(self._held_pieces(), nbytes):
+                    self._count["no_room_fragmented"] += 1
+                    return None
+                checked = True
             victim = cast(Entry, self.policy.victim())
             self._count["evictions"] += 1
             self._count["bytes_evicted"] += victim.nbytes
             self._move(victim, Event.EVICT)
-            pieces = self.allocator.allocate(nbytes)
         return pieces
-
-    def _why_no_room(self, nbytes: int) -> str | None:
-        """Why even evicting everything would not do; ``None`` where it would. O(k log k) for k held pieces."""
-        need = round_up(nbytes)
-        if need > self.allocator.capacity:
-            return "no_room_larger_than_region"
-        if need > self.allocator.free_bytes + self.bytes_by_state[State.READY]:
-            return "no_room_held"
-        if not self.allocator.fits_beside(self._held_pieces(), nbytes):
-            return "no_room_fragmented"
-        return None
 
     def _held_pieces(self) -> list[Piece]:
         """The memory of every entry that cannot be evicted: each has a pin or a transfer."""

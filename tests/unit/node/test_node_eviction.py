@@ -93,15 +93,44 @@ def test_policies_against_sorting(name: str) -> None:
     assert set(order) == set(members)
     if name == "lru":
         assert order == members
+    else:
+        assert order == sorted(members, key=lambda member: member.priority)
 
 
-def test_gdsf_memory_is_bounded_by_its_candidates() -> None:
+def test_gdsf_keeps_nothing_alive_that_is_gone() -> None:
     policy = GreedyDualSizeFrequency()
-    one = Candidate(64, 1.0)
+    kept = Candidate(64, 1.0)
+    policy.add(kept)
     for _ in range(10_000):
-        policy.add(one)
-        policy.remove(one)
+        gone = Candidate(64, 1.0)
+        policy.add(gone)
+        policy.remove(gone)
     assert len(policy._heap) <= 66
+    assert list(policy.candidates()) == [kept]
+
+
+def test_gdsf_finds_an_entry_again_that_was_pinned_when_it_came_up() -> None:
+    policy = GreedyDualSizeFrequency()
+    low, high = Candidate(64, 1.0), Candidate(64, 2.0)
+    policy.add(low)
+    policy.add(high)
+    policy.remove(low)
+    assert policy.victim() is high
+    policy.add(low)
+    low.uses += 5
+    policy.remove(low)
+    policy.add(low)
+    assert drain(policy) == [high, low]
+
+
+def test_lru_keeps_nothing_alive_that_is_gone() -> None:
+    policy = make_policy("lru")
+    first, second = Candidate(64, None), Candidate(64, None)
+    policy.add(first)
+    policy.add(second)
+    policy.remove(first)
+    assert not hasattr(first, "before")
+    assert not hasattr(first, "after")
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:

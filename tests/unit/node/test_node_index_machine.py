@@ -214,7 +214,7 @@ class IndexMachine(RuleBasedStateMachine):
         gaps = sorted(self.gaps_beside_held(), reverse=True)
         if sum(gaps[: self.max_pieces]) < units:
             assert isinstance(answer, NoRoom)
-            assert set(self.found) == set(self.index.entries), "evicted for nothing"
+            self.take_in_evictions(units)
             return answer
         assert isinstance(answer, Ticket)
         self.take_in_evictions(units)
@@ -280,15 +280,24 @@ class IndexMachine(RuleBasedStateMachine):
         self.issued.add(number)
 
     def take_in_evictions(self, units: int) -> None:
-        """What is gone was READY and unpinned, in the policy's order, and not more than was needed."""
+        """What is gone was READY and unpinned, in the policy's order, and not more than was needed.
+
+        Where the holes are too many and too small, bytes are freed until there would be enough, and no more.
+        """
         gone = [known for key, known in self.found.items() if key not in self.index.entries]
         assert not any(known.held for known in gone), "evicted while in use"
+        evictable = [known for known in self.found.values() if not known.held]
+        kept = {unit for known in self.everything() if known not in gone for unit in known.units}
+        if gone and UNITS - sum(len(k.units) for k in self.everything() if k.held) < units:
+            raise AssertionError("evicted although all of it would not have been enough")
         if self.policy == "lru" and gone:
-            candidates = sorted((k for k in self.found.values() if not k.held), key=lambda k: k.last_use)
-            assert set(gone) == set(candidates[: len(gone)])
-            last = candidates[len(gone) - 1]
-            kept = {unit for k in self.everything() if k is last or k not in gone for unit in k.units}
-            assert sum(sorted(gaps(kept), reverse=True)[: self.max_pieces]) < units, "evicted more than needed"
+            order = sorted(evictable, key=lambda known: known.last_use)
+            assert set(gone) == set(order[: len(gone)])
+            before_the_last = gaps(kept | order[len(gone) - 1].units)
+            enough_pieces = sum(sorted(before_the_last, reverse=True)[: self.max_pieces]) >= units
+            assert not enough_pieces, "evicted more than needed"
+            if sum(sorted(self.gaps_beside_held(), reverse=True)[: self.max_pieces]) < units:
+                assert sum(before_the_last) < units, "evicted on although it could not help"
         for known in gone:
             self.remove(known)
 
