@@ -1,14 +1,11 @@
-"""A model folder: whether it is one, its processor, and what tells its weights from all others."""
+"""A model folder: whether it is one, and what tells its weights from all others."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoProcessor, ProcessorMixin
-
-from ecotone.errors import ModelError, UnsupportedModelError
+from ecotone.errors import ModelError
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -42,26 +39,6 @@ def weights_digest(path: Path) -> str:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         digest.update(f"{file.name}\0{content}\0".encode())
     return digest.hexdigest()
-
-
-def load_processor(path: Path) -> Any:
-    """The folder's Hugging Face processor, from its files alone.
-
-    Raises:
-        ModelError: the files are missing or unreadable.
-        UnsupportedModelError: it takes no images.
-    """
-    try:
-        processor = AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    # A rim: what a broken folder raises depends on which of its files is broken.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"model folder {str(path)!r}: its processor cannot be loaded: {reason}") from error
-    if not isinstance(processor, ProcessorMixin) or getattr(processor, "image_token_id", None) is None:
-        raise UnsupportedModelError(
-            f"model folder {str(path)!r}: its processor ({type(processor).__name__}) takes no images"
-        )
-    return processor
 
 
 def _weight_files(path: Path) -> list[Path]:

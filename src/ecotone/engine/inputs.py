@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ecotone.engine.checkpoint import check_model_folder, load_processor
+from ecotone.engine.audio import AudioInput, load_audio
+from ecotone.engine.chat import split_messages
+from ecotone.engine.checkpoint import check_model_folder
 from ecotone.engine.items import Item, ItemProcessor
 from ecotone.engine.media import ImageInput, load_image
-from ecotone.errors import PlaceholderError, RequestError, UnsupportedModelError
+from ecotone.engine.medium import Medium, image_medium
+from ecotone.engine.processors import MODALITIES, load_processor, load_row_token_ids, placeholders
+from ecotone.engine.video import VideoInput, load_video
+from ecotone.errors import InvalidMediaError, PlaceholderError, RequestError
 from ecotone.protocol.step import MultiModalItem
 
 
@@ -23,16 +30,25 @@ class Prompt:
     """What is asked.
 
     Attributes:
-        text: the prompt, with the model's image placeholder (``<image>`` for LLaVA) where each image belongs.
-        images: as many images as placeholders, in order; see ``ImageInput``.
+        text: the prompt, with the model's placeholder (``<image>`` for LLaVA) where each medium belongs.
+        images, videos, audio: of each as many as it has placeholders, in order; see ``ImageInput``,
+            ``VideoInput`` and ``AudioInput``.
         messages: instead of ``text``: a chat, which the model's chat template turns into text. ``content`` is
-            a string or a list of parts ``{"type": "text", "text": ...}`` and ``{"type": "image"}``. An image part
-            may bring its image (``{"type": "image", "image": ...}``); the others take theirs from ``images``.
+            a string or a list of parts ``{"type": "text", "text": ...}``, ``{"type": "image"}``,
+            ``{"type": "video"}`` and ``{"type": "audio"}``. A part may bring its medium
+            (``{"type": "image", "image": ...}``); the others take theirs from the fields above, in turn.
     """
 
     text: str | None = None
     images: Sequence[ImageInput] = ()
     messages: Sequence[Mapping[str, Any]] | None = None
+    videos: Sequence[VideoInput] = ()
+    audio: Sequence[AudioInput] = ()
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """By modality."""
+        return {"image": self.images, "video": self.videos, "audio": self.audio}
 
 
 class ProcessedPrompt(msgspec.Struct, frozen=True):
@@ -43,17 +59,29 @@ class ProcessedPrompt(msgspec.Struct, frozen=True):
 
 
 class InputProcessor:
-    """Tokenizes prompts and preprocesses images for one model. Thread-safe: one prompt at a time."""
+    """Tokenizes prompts and preprocesses media for one model. Thread-safe: one prompt at a time."""
 
-    def __init__(self, model: Path, *, max_image_pixels: int) -> None:
+    def __init__(
+        self, model: Path, *, max_image_pixels: int, max_video_frames: int = 256, max_audio_seconds: float = 600
+    ) -> None:
         """Load the folder's processor.
 
+        Args:
+            max_image_pixels: of an image, or a frame of a video.
+
         Raises:
-            ModelError: there is no such folder, or its processor cannot be loaded, or takes no images.
+            ModelError: there is no such folder, or its processor cannot be loaded, or takes no media.
         """
-        self._processor = load_processor(check_model_folder(str(model)))
-        self._items = ItemProcessor(self._processor)
-        self._max_image_pixels = max_image_pixels
+        folder = check_model_folder(str(model))
+        self._processor = load_processor(folder)
+        self._row_token_ids = sorted(load_row_token_ids(folder))
+        self._items = ItemProcessor(self._processor, self._row_token_ids)
+        self._tokens = placeholders(self._processor)
+        self._loaders: dict[str, Callable[[Any], Medium]] = {
+            "image": lambda source: image_medium(load_image(source, max_pixels=max_image_pixels)),
+            "video": partial(load_video, max_pixels=max_image_pixels, max_frames=max_video_frames),
+            "audio": partial(self._load_audio, max_seconds=max_audio_seconds),
+        }
         self._lock = threading.Lock()
         self.tokenizer = self._processor.tokenizer
 
@@ -62,41 +90,45 @@ class InputProcessor:
         """Digest of the processor's options; part of every cache key."""
         return self._items.options
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the model has placeholders for."""
+        return tuple(self._tokens)
+
     def process(self, prompt: Prompt | str) -> ProcessedPrompt:
         """Token ids and items of ``prompt``.
 
         Raises:
             RequestError: an empty or malformed prompt.
-            InvalidMediaError: an image that cannot be used.
-            PlaceholderError: more or fewer images than placeholders.
+            InvalidMediaError: a medium that cannot be used.
+            PlaceholderError: more or fewer media than placeholders.
         """
         if isinstance(prompt, str):
             prompt = Prompt(prompt)
         with self._lock:
-            text, images = self._render(prompt)
-            token = self._processor.image_token
-            if (wanted := text.count(token)) != len(images):
-                raise PlaceholderError(
-                    f"the prompt has {wanted} {token} placeholders and {len(images)} images; there must be as many"
-                )
-            items = [self._items.process(load_image(i, max_pixels=self._max_image_pixels)) for i in images]
-            return self._tokenize(text, items)
+            text, media = self._render(prompt)
+            pieces, kinds = self._split(text, media)
+            sources = {modality: iter(media[modality]) for modality in media}
+            items = [self._items.process(self._load(kind, next(sources[kind]))) for kind in kinds]
+            return self._tokenize(pieces, items)
 
-    def _render(self, prompt: Prompt) -> tuple[str, list[ImageInput]]:
-        if isinstance(prompt.images, (str, bytes)) or not isinstance(prompt.images, Sequence):
-            raise RequestError(f"images must be a sequence of images, not {type(prompt.images).__name__}")
+    def _render(self, prompt: Prompt) -> tuple[str, dict[str, list[Any]]]:
+        for modality, given in prompt.media.items():
+            if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+                field = "audio" if modality == "audio" else f"{modality}s"
+                raise RequestError(f"{field} must be a sequence of {field}, not {type(given).__name__}")
         if (prompt.text is None) == (prompt.messages is None):
             raise RequestError("a prompt has either text or messages")
         if prompt.messages is None:
-            text, images = prompt.text, list(prompt.images)
+            text, media = prompt.text, {modality: list(given) for modality, given in prompt.media.items()}
         else:
-            messages, images = _chat(prompt.messages, prompt.images)
+            messages, media = split_messages(prompt.messages, prompt.media, self._tokens)
             text = self._apply_template(messages)
         if not isinstance(text, str):
             raise RequestError(f"the prompt must be a string, not {type(text).__name__}")
         if not text.strip():
             raise RequestError("the prompt is empty")
-        return text, images
+        return text, media
 
     def _apply_template(self, messages: list[dict[str, Any]]) -> str:
         if self._processor.chat_template is None:
@@ -107,67 +139,68 @@ class InputProcessor:
         except Exception as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
-    def _tokenize(self, text: str, items: list[Item]) -> ProcessedPrompt:
-        token = self._processor.image_token
-        pieces = text.split(token)
+    def _split(self, text: str, media: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
+        """The text around the placeholders, and the modality of each placeholder in between."""
+        for modality in MODALITIES:
+            self._check_count(text, modality, len(media[modality]))
+        pattern = "|".join(f"(?P<{modality}>{re.escape(token)})" for modality, token in self._tokens.items())
+        matches = list(re.finditer(pattern, text))
+        edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
+        pieces = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        return pieces, [str(match.lastgroup) for match in matches]
+
+    def _check_count(self, text: str, modality: str, given: int) -> None:
+        if modality not in self._tokens:
+            if given:
+                raise RequestError(f"the model takes no {modality}, only {', '.join(self._tokens)}")
+            return
+        token = self._tokens[modality]
+        if (wanted := text.count(token)) != given:
+            raise PlaceholderError(
+                f"the prompt has {wanted} {token} placeholders and {given} {modality} inputs; it takes as many"
+            )
+
+    def _load(self, modality: str, source: Any) -> Medium:
+        if modality == "video" and getattr(self._processor, "video_processor", None) is None:
+            raise InvalidMediaError(
+                "this model's videos need torchvision, in the build that goes with the installed torch; "
+                "without it, give the frames as images"
+            )
+        return self._loaders[modality](source)
+
+    def _load_audio(self, source: Any, *, max_seconds: float) -> Medium:
+        # What is longer than its window, an extractor cuts off silently. Voxtral's takes windows in a row.
+        extractor = self._processor.feature_extractor
+        window = getattr(extractor, "chunk_length", None)
+        if window is not None and not getattr(self._processor, "takes_windows", False):
+            max_seconds = min(max_seconds, window)
+        return load_audio(source, sampling_rate=extractor.sampling_rate, max_seconds=max_seconds)
+
+    def _tokenize(self, pieces: Sequence[str], items: Sequence[Item]) -> ProcessedPrompt:
         # Tokenized once and whole: text at the seams may merge into one token.
-        full = pieces[0] + "".join(item.replacement + piece for item, piece in zip(items, pieces[1:], strict=True))
+        text = pieces[0] + "".join(i.replacement + piece for i, piece in zip(items, pieces[1:], strict=True))
+        bos = self.tokenizer.bos_token
         try:
-            token_ids = self.tokenizer(full, verbose=False)["input_ids"]
+            token_ids = self.tokenizer(
+                text,
+                # A chat template may have written the beginning itself.
+                add_special_tokens=bos is None or not text.startswith(bos),
+                verbose=False,
+            )["input_ids"]
         except (TypeError, UnicodeError) as error:
             raise RequestError(f"the prompt is not valid Unicode text: {error}") from None
-        return ProcessedPrompt(tuple(token_ids), self._place(token_ids, items))
+        return ProcessedPrompt(tuple(token_ids), self._place(token_ids, [item.item for item in items]))
 
-    def _place(self, token_ids: list[int], items: list[Item]) -> tuple[MultiModalItem, ...]:
+    def _place(self, token_ids: Sequence[int], items: Sequence[MultiModalItem]) -> tuple[MultiModalItem, ...]:
         """The items at their offsets among ``token_ids``."""
-        positions = np.flatnonzero(np.asarray(token_ids) == self._processor.image_token_id)
-        if (rows := sum(item.item.num_rows for item in items)) != len(positions):
+        positions = np.flatnonzero(np.isin(np.asarray(token_ids), self._row_token_ids))
+        if (rows := sum(item.num_rows for item in items)) != len(positions):
             raise PlaceholderError(
-                f"the prompt has {len(positions)} placeholder tokens and its images have {rows} encoder rows"
+                f"the prompt has {len(positions)} placeholder tokens and its media have {rows} encoder rows"
             )
         placed, start = [], 0
-        for item in (item.item for item in items):
-            span = positions[start : start + item.num_rows]
-            if span[-1] - span[0] != item.num_rows - 1:
-                raise UnsupportedModelError("an image's placeholders are not consecutive in this model's prompts")
-            placed.append(msgspec.structs.replace(item, offset=int(span[0])))
+        for item in items:
+            first, last = int(positions[start]), int(positions[start + item.num_rows - 1])
+            placed.append(msgspec.structs.replace(item, offset=first, length=last - first + 1))
             start += item.num_rows
         return tuple(placed)
-
-
-def _chat(messages: object, images: Sequence[ImageInput]) -> tuple[list[dict[str, Any]], list[ImageInput]]:
-    """The messages without their images, and all images in prompt order."""
-    if not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages must be a list of at least one message")
-    rest = list(images)
-    found: list[ImageInput] = []
-    plain = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f"message {number} must have a role")
-        content = message.get("content")
-        if not isinstance(content, str):
-            content = _parts(content, number, rest, found)
-        plain.append({"role": message["role"], "content": content})
-    return plain, found + rest
-
-
-def _parts(content: object, number: int, rest: list[ImageInput], found: list[ImageInput]) -> list[dict[str, str]]:
-    if not isinstance(content, Sequence):
-        raise RequestError(f"message {number}: content must be a string or a list of parts")
-    parts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
-        elif kind == "image":
-            if "image" in part:
-                found.append(part["image"])
-            elif rest:
-                found.append(rest.pop(0))
-            parts.append({"type": "image"})
-        else:
-            raise RequestError(
-                f"message {number}: a part must be {{'type': 'text', 'text': ...}} or {{'type': 'image'}}"
-            )
-    return parts

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import os
-import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ecotone.engine.sources import Source, is_source, read_source
 from ecotone.errors import InvalidMediaError
 
-ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
+ImageInput: TypeAlias = Source | Image.Image | NDArray[np.uint8]
 """A path, a ``data:`` URL, an encoded image's bytes, a PIL image, or uint8 pixels ``[height, width, 3]``."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -41,7 +37,7 @@ def load_image(source: ImageInput, *, max_pixels: int) -> Image.Image:
     """``source`` as an upright RGB image that shares nothing with it.
 
     The size is checked from the header, before anything is decoded. Transparent pixels are laid over white,
-    16-bit grey is scaled to 8 bits, an EXIF orientation is applied. A relative path is one of the process.
+    16-bit grey is scaled to 8 bits, an EXIF orientation is applied.
 
     Args:
         source: see ``ImageInput``.
@@ -54,72 +50,56 @@ def load_image(source: ImageInput, *, max_pixels: int) -> Image.Image:
         return _from_array(source, max_pixels)
     if isinstance(source, Image.Image):
         return _decode(source, "PIL image", max_pixels)
-    data, name = _read(source, max_pixels)
-    if not data:
-        raise InvalidMediaError(f"{name} is empty")
-    with _pillow(name):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    with image:
+    if not is_source(source):
+        raise InvalidMediaError(
+            f"image of type {type(source).__name__}: allowed are a path, bytes, a data: URL, a PIL image, "
+            "or a uint8 array [height, width, 3]"
+        )
+    data, name = read_source(source, kind="image", limit=max_encoded_bytes(max_pixels))
+    with open_image(data, name) as image:
         return _decode(image, name, max_pixels)
 
 
-def _read(source: str | os.PathLike[str] | bytes, max_pixels: int) -> tuple[bytes, str]:
-    """The encoded image and what to call it in an error."""
-    limit = max_pixels * MAX_BYTES_PER_PIXEL + HEADER_BYTES
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _bounded(bytes(source), limit, f"image of {len(source)} bytes")
-    if isinstance(source, str) and source[:5].lower() == "data:":
-        return _bounded(_from_data_url(source, limit), limit, "image in a data: URL")
-    if isinstance(source, str) and "://" in source[:16]:
-        raise InvalidMediaError(
-            f"image {source[:80]!r} is a remote address, and nothing is fetched from the network: "
-            "give a path, bytes or a data: URL"
-        )
-    if isinstance(source, (str, os.PathLike)):
-        return _from_file(Path(source), limit)
-    raise InvalidMediaError(
-        f"image of type {type(source).__name__}: allowed are a path, bytes, a data: URL, a PIL image, "
-        "or a uint8 array [height, width, 3]"
-    )
+def load_frames(source: Source, *, max_pixels: int, max_frames: int) -> tuple[list[Image.Image], float | None]:
+    """The frames of an animated image (GIF, WebP, PNG or TIFF), and how many it shows in a second, if it says.
+    ``max_pixels`` is for each frame.
+
+    Raises:
+        InvalidMediaError: as ``load_image``; or more than ``max_frames``.
+    """
+    data, name = read_source(source, kind="video", limit=max_encoded_bytes(max_pixels))
+    frames, milliseconds = [], 0.0
+    with open_image(data, name) as animation:
+        with _pillow(name):
+            count = getattr(animation, "n_frames", 1)
+        if count > max_frames:
+            raise InvalidMediaError(f"{name} has {count} frames; at most {max_frames} are allowed")
+        _check_size(animation.width, animation.height, name, max_pixels)
+        for number in range(count):
+            with _pillow(f"{name}, frame {number}"):
+                animation.seek(number)
+                _check_size(animation.width, animation.height, name, max_pixels)  # each may have its own
+                frames.append(_to_rgb(animation, name))
+                milliseconds += animation.info.get("duration", 0)
+    return frames, 1000 * count / milliseconds if milliseconds > 0 else None
 
 
-def _bounded(data: bytes, limit: int, name: str) -> tuple[bytes, str]:
-    if len(data) > limit:
-        raise InvalidMediaError(f"{name} has {len(data)} bytes; at most {limit} are allowed")
-    return data, name
+def max_encoded_bytes(max_pixels: int) -> int:
+    """Bytes that an image of ``max_pixels`` may have in a file."""
+    return max_pixels * MAX_BYTES_PER_PIXEL + HEADER_BYTES
 
 
-def _from_file(path: Path, limit: int) -> tuple[bytes, str]:
-    name = f"image {str(path)!r}"
-    try:
-        # Without blocking: opening a named pipe would otherwise wait for its writer.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise InvalidMediaError(f"{name} is not a regular file")
-            with open(fd, "rb", closefd=False) as file:
-                return _bounded(file.read(limit + 1), limit, name)
-        finally:
-            os.close(fd)
-    except InvalidMediaError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InvalidMediaError(f"{name} cannot be read: {error}") from None
+@contextmanager
+def open_image(data: bytes, name: str) -> Iterator[Image.Image]:
+    """The image in ``data``, not decoded yet.
 
-
-def _from_data_url(url: str, limit: int) -> bytes:
-    header, comma, payload = url[5:].partition(",")
-    media_type, *options = header.split(";")
-    if not comma or "base64" not in options:
-        raise InvalidMediaError(f"data: URL {url[:40]!r} is not of the form data:image/png;base64,...")
-    if media_type and not media_type.lower().startswith("image/"):
-        raise InvalidMediaError(f"data: URL holds {media_type[:40]!r}; only image/... is allowed")
-    if len(payload) > limit * 4 // 3 + 4:
-        raise InvalidMediaError(f"data: URL of {len(url)} characters; the image may have {limit} bytes at most")
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidMediaError(f"data: URL {url[:40]!r} is not valid base64: {error}") from None
+    Raises:
+        InvalidMediaError: it is none of a known format.
+    """
+    with _pillow(name):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    with image:
+        yield image
 
 
 def _from_array(array: NDArray[np.uint8], max_pixels: int) -> Image.Image:
@@ -147,7 +127,9 @@ def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         # An MPO is a photograph followed by previews of it: its first picture is the image.
         animated = getattr(image, "is_animated", False) and image.format != "MPO"
     if animated:
-        raise InvalidMediaError(f"{name} has more than one frame; give the frames as separate images")
+        raise InvalidMediaError(
+            f"{name} has more than one frame; give the frames as separate images, or all of it as a video"
+        )
     with _pillow(name):
         return _to_rgb(ImageOps.exif_transpose(image), name)
 

@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_processor import build_folder, build_processor
+from tiny_processor import IMAGE_TOKEN_ID, build_folder, build_processor
 
-from ecotone.engine.checkpoint import check_model_folder, load_processor, weights_digest
+from ecotone.engine.checkpoint import check_model_folder, weights_digest
 from ecotone.engine.items import ItemProcessor
+from ecotone.engine.medium import image_medium
+from ecotone.engine.processors import load_processor
 from ecotone.errors import InvalidMediaError, ModelError, UnsupportedModelError
+
+ROW_TOKEN_IDS = [IMAGE_TOKEN_ID]
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +78,15 @@ def test_a_processor_without_images_is_unsupported(folder: Path) -> None:
     options = json.loads((folder / "tokenizer_config.json").read_text())
     del options["processor_class"]
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
-    with pytest.raises(UnsupportedModelError, match="takes no images"):
+    with pytest.raises(UnsupportedModelError, match="takes no media"):
         load_processor(folder)
 
 
 def test_other_options_make_another_item_of_the_same_image() -> None:
-    image = Image.fromarray(np.full((8, 8, 3), 128, np.uint8))
-    plain, again = ItemProcessor(build_processor()), ItemProcessor(build_processor())
+    image = image_medium(Image.fromarray(np.full((8, 8, 3), 128, np.uint8)))
+    plain, again = ItemProcessor(build_processor(), ROW_TOKEN_IDS), ItemProcessor(build_processor(), ROW_TOKEN_IDS)
     # The pixels of a uniform image come out the same, whichever way it was resized.
-    other = ItemProcessor(build_processor(resample=0))
+    other = ItemProcessor(build_processor(resample=0), ROW_TOKEN_IDS)
     assert plain.options == again.options != other.options
     assert plain.process(image).item.item_id == again.process(image).item.item_id
     assert plain.process(image).item.inputs == other.process(image).item.inputs
@@ -90,9 +94,9 @@ def test_other_options_make_another_item_of_the_same_image() -> None:
 
 
 def test_remembered_items_are_bounded_in_bytes() -> None:
-    images = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in range(4)]
+    images = [image_medium(Image.fromarray(np.full((8, 8, 3), value, np.uint8))) for value in range(4)]
     one = 3 * 8 * 8 * 4
-    items = ItemProcessor(build_processor(), cache_bytes=2 * one)
+    items = ItemProcessor(build_processor(), ROW_TOKEN_IDS, cache_bytes=2 * one)
     first = items.process(images[0])
     assert first.nbytes == one
     assert items.process(images[1]) is items.process(images[1])
@@ -105,8 +109,8 @@ def test_remembered_items_are_bounded_in_bytes() -> None:
 
 
 def test_an_item_larger_than_the_cache_is_still_processed() -> None:
-    items = ItemProcessor(build_processor(), cache_bytes=1)
-    images = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in range(2)]
+    items = ItemProcessor(build_processor(), ROW_TOKEN_IDS, cache_bytes=1)
+    images = [image_medium(Image.fromarray(np.full((8, 8, 3), value, np.uint8))) for value in range(2)]
     ids = [items.process(image).item.item_id for image in images]
     assert len(set(ids)) == 2
 
@@ -115,7 +119,7 @@ def test_what_the_models_processor_refuses_is_bad_media() -> None:
     processor = build_processor()
     processor.image_processor.size = {"height": -1, "width": 8}
     with pytest.raises(InvalidMediaError, match="8 x 8 pixels: the model's processor"):
-        ItemProcessor(processor).process(Image.new("RGB", (8, 8)))
+        ItemProcessor(processor, ROW_TOKEN_IDS).process(image_medium(Image.new("RGB", (8, 8))))
 
 
 def test_a_folder_built_twice_has_one_digest(processor_folder: Path, tmp_path: Path) -> None:

@@ -112,12 +112,12 @@ def test_chat_messages(inputs: InputProcessor) -> None:
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
-        (Prompt("<image> <image>", [picture(0)]), ("2 <image>", "1 images")),
-        (Prompt("no place", [picture(0)]), ("0 <image>", "1 images")),
-        (Prompt("<image>"), ("1 <image>", "0 images")),
-        (Prompt(messages=[{"role": "user", "content": "hi"}], images=[picture(0)]), ("0 <image>", "1 images")),
-        (Prompt(messages=[{"role": "user", "content": [{"type": "image"}]}]), ("1 <image>", "0 images")),
-        (Prompt(messages=[{"role": "user", "content": "a <image>"}]), ("1 <image>", "0 images")),
+        (Prompt("<image> <image>", [picture(0)]), ("2 <image>", "1 image ")),
+        (Prompt("no place", [picture(0)]), ("0 <image>", "1 image ")),
+        (Prompt("<image>"), ("1 <image>", "0 image ")),
+        (Prompt(messages=[{"role": "user", "content": "hi"}], images=[picture(0)]), ("0 <image>", "1 image ")),
+        (Prompt(messages=[{"role": "user", "content": [{"type": "image"}]}]), ("1 <image>", "0 image ")),
+        (Prompt(messages=[{"role": "user", "content": "a <image>"}]), ("1 <image>", "0 image ")),
     ],
 )
 def test_placeholders_and_images_must_be_as_many(

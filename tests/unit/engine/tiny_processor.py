@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor, PreTrainedTokenizerFast
 
+IMAGE_TOKEN_ID = 256
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
     "{% else %}{% for c in m['content'] %}{% if c['type'] == 'image' %}<image>{% else %}{{ c['text'] }}{% endif %}"
@@ -36,6 +37,6 @@ def build_processor(template: str | None = TEMPLATE, **image_options: object) ->
 
 def build_folder(path: Path, template: str | None = TEMPLATE, **image_options: object) -> Path:
     build_processor(template, **image_options).save_pretrained(path)
-    LlavaConfig().save_pretrained(path)
+    LlavaConfig(image_token_index=IMAGE_TOKEN_ID).save_pretrained(path)
     save_file({"w": np.arange(8, dtype=np.float32)}, path / "model.safetensors")
     return path
