@@ -7,6 +7,7 @@ writable descriptor, the other a read-only one. So a client need not send anythi
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import struct
@@ -17,7 +18,7 @@ from hashlib import sha256
 
 import msgspec
 
-from ecotone.errors import ConfigError, ContractError, ResourceError, ShutDownError
+from ecotone.errors import ConfigError, ContractError, EcotoneError, ResourceError
 from ecotone.node.region import Region, RegionDescriptor
 
 _MAX_MESSAGE = 4096
@@ -41,26 +42,31 @@ class RegionServer:
 
     Args:
         engine_id: the name to ask for.
-        region: what is handed out; it must stay open until the server is closed.
+        region: what is handed out. Its memory stays while the server is open.
         uid: the user who may attach; ``None`` is the one this process runs as.
 
     Raises:
         ConfigError: the name is taken: an engine of this id runs already.
+        ResourceError: no descriptor is left.
+        ShutDownError: the region was closed.
     """
 
     def __init__(self, engine_id: str, region: Region, uid: int | None = None) -> None:
-        self._region = region
         self._uid = os.geteuid() if uid is None else uid
+        self._message = msgspec.msgpack.encode(region.descriptor)
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
-        self._sockets = [self._wake, self._woken]
         self._selector.register(self._woken, selectors.EVENT_READ)
+        self._sockets = [self._wake, self._woken]
+        self._fds: list[int] = []
         try:
             for writable in (True, False):
-                listener = _listen(engine_id, writable)
+                fd = region.open_descriptor(writable=writable)
+                self._fds.append(fd)
+                listener = _listen(region_address(engine_id, writable=writable), engine_id)
                 self._sockets.append(listener)
-                self._selector.register(listener, selectors.EVENT_READ, (listener, writable))
-        except ConfigError:
+                self._selector.register(listener, selectors.EVENT_READ, (listener, fd))
+        except EcotoneError:
             self._release()
             raise
         self._thread = threading.Thread(target=self._serve, name="ecotone-region-server", daemon=True)
@@ -77,32 +83,30 @@ class RegionServer:
         self._selector.close()
         while self._sockets:
             self._sockets.pop().close()
+        _close_all(self._fds)
 
     def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:  # woken to end
                     return
-                listener, writable = key.data
-                self._answer(listener, writable=writable)
-
-    def _answer(self, listener: socket.socket, *, writable: bool) -> None:
-        # A client that hung up, a process without descriptors or a region already closed ends this attempt, not
-        # the thread; a client that still waits tries again.
-        with suppress(OSError, ShutDownError):
-            connection, _ = listener.accept()
-            with connection:
-                connection.setblocking(False)  # its buffer is empty: the one message fits
-                uid = _peer_uid(connection)
-                if uid != self._uid:
-                    refusal = Refusal(f"it serves user {self._uid}, not user {uid}")
-                    connection.send(msgspec.msgpack.encode(refusal))
-                    return
-                fd = self._region.open_descriptor(writable=writable)
                 try:
-                    socket.send_fds(connection, [msgspec.msgpack.encode(self._region.descriptor)], [fd])
-                finally:
-                    os.close(fd)
+                    self._answer(*key.data)
+                except OSError:
+                    # The client hung up, or the process is out of descriptors: then the listener stays readable,
+                    # and without a pause this would spin until there are some again.
+                    select.select([self._woken], [], [], _LONGEST_PAUSE_S)
+
+    def _answer(self, listener: socket.socket, fd: int) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.setblocking(False)  # its buffer is empty: the one message fits
+            uid = _peer_uid(connection)
+            if uid == self._uid:
+                socket.send_fds(connection, [self._message], [fd])
+            else:
+                refusal = Refusal(f"it serves user {self._uid}, not user {uid}")
+                connection.send(msgspec.msgpack.encode(refusal))
 
 
 def attach_region(
@@ -157,10 +161,10 @@ def _ask(address: str, timeout_s: float, engine_id: str, owner: int, prefault: b
     return Region.attach(fds[0], answer, prefault=prefault)
 
 
-def _listen(engine_id: str, writable: bool) -> socket.socket:
+def _listen(address: str, engine_id: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        listener.bind(region_address(engine_id, writable=writable))
+        listener.bind(address)
     except OSError as error:
         listener.close()
         raise ConfigError(f"engine id {engine_id!r} is taken on this host: {error}") from error
@@ -175,5 +179,5 @@ def _peer_uid(connection: socket.socket) -> int:
 
 
 def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    while fds:
+        os.close(fds.pop())

@@ -9,7 +9,8 @@ from ecotone.errors import IntegrityError
 from ecotone.node.lifecycle import State
 
 if TYPE_CHECKING:
-    from ecotone.node.index import Entry, Index
+    from ecotone.node.entry import Entry
+    from ecotone.node.index import Index
 
 _FOUND = (State.WRITING, State.READY, State.PINNED)
 

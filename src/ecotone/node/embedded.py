@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from ecotone.errors import ConfigError, ContractError, ShutDownError
+from ecotone.errors import ConfigError, ContractError, EcotoneError, ShutDownError
 from ecotone.node.attach import RegionServer
 from ecotone.node.eviction import make_policy
 from ecotone.node.exchange import AnyAnswer, AnyOp, NodeExchange
@@ -59,7 +59,7 @@ class EmbeddedNode:
         self._index = Index(capacity_bytes, own.region_id, own.generation, chosen, max_pieces)
         try:
             self._server = RegionServer(engine_id, self.region)
-        except ConfigError:
+        except EcotoneError:
             self.region.close()
             raise
 

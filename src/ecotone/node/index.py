@@ -12,7 +12,8 @@ from itertools import count
 from typing import Any, cast
 
 from ecotone.node.audit import audit
-from ecotone.node.eviction import Candidate, EvictionPolicy
+from ecotone.node.entry import Entry, Holder
+from ecotone.node.eviction import EvictionPolicy
 from ecotone.node.exchange import (
     Abort,
     Absent,
@@ -40,32 +41,6 @@ COUNTERS = (
     "evictions", "bytes_evicted", "late_reports", "leases_expired", "clients_closed", "clients_lost",
     "no_room_larger_than_region", "no_room_held", "no_room_fragmented",
 )  # fmt: skip
-
-
-class Entry(Candidate):
-    """One encoding and the memory it owns. ``pins`` counts its readers."""
-
-    __slots__ = ("extents", "key", "layout", "pieces", "pins", "state")
-
-    def __init__(self, op: Acquire, pieces: tuple[Piece, ...], extents: tuple[Extent, ...]) -> None:
-        super().__init__(round_up(op.layout.nbytes), op.cost_s)
-        self.key = op.key
-        self.layout = op.layout
-        self.pieces = pieces
-        self.extents = extents
-        self.pins = 0
-        self.state = State.ABSENT
-
-
-class Holder:
-    """What one client holds: the ids of its pins and of its transfers."""
-
-    __slots__ = ("client", "pins", "transfers")
-
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.pins: set[int] = set()
-        self.transfers: set[int] = set()
 
 
 class Index:

@@ -120,13 +120,16 @@ class Region:
 
         Raises:
             ShutDownError: the region was closed.
-            OSError: the process has no descriptor left.
+            ResourceError: the process has no descriptor left.
         """
         if self._mapping is None:
             raise ShutDownError(f"region {self.descriptor.region_id!r} was closed")
         mode = os.O_RDWR if writable else os.O_RDONLY
         # Through /proc, since a duplicate would share the access mode of the original.
-        return os.open(f"/proc/self/fd/{self._fd}", mode | os.O_CLOEXEC)
+        try:
+            return os.open(f"/proc/self/fd/{self._fd}", mode | os.O_CLOEXEC)
+        except OSError as error:
+            raise ResourceError(f"region {self.descriptor.region_id!r} cannot be handed out: {error}") from error
 
     def close(self) -> None:
         """End the access. Idempotent, and safe while views are alive: the last one unmaps the memory."""

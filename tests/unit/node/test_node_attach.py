@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from ecotone.errors import ConfigError, ContractError, ResourceError
+from ecotone.errors import ConfigError, ContractError, ResourceError, ShutDownError
 from ecotone.node import Extent, Region, RegionDescriptor, RegionServer, attach_region
 from ecotone.node.attach import region_address
 
@@ -142,11 +143,40 @@ def test_clients_that_hang_up_do_not_end_the_server(server: RegionServer) -> Non
     attach_region("engine-a", 30.0).close()
 
 
-def test_a_server_whose_region_was_closed_answers_nobody_and_lives(region: Region, server: RegionServer) -> None:
+def test_the_memory_stays_while_the_server_is_open(region: Region, server: RegionServer) -> None:
+    region.view(whole(region), writable=True)[:4] = b"stay"
     region.close()
-    with pytest.raises(ResourceError, match="handed out"):
-        attach_region("engine-a", 0.05)
-    server.close()
+    attached = attach_region("engine-a", 30.0)
+    assert bytes(attached.view(whole(region))[:4]) == b"stay"
+    attached.close()
+
+
+def test_a_closed_region_is_not_served(region: Region) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    region.close()
+    with pytest.raises(ShutDownError, match="was closed"):
+        RegionServer("engine-a", region)
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the region's own and its mapping's
+
+
+def test_a_process_out_of_descriptors_answers_when_it_has_some_again(server: RegionServer) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        lowest_free = os.dup(connection.fileno())
+        os.close(lowest_free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            connection.connect(region_address("engine-a", writable=True))
+            connection.settimeout(0.01)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        connection.settimeout(30.0)
+        data, fds, _, _ = socket.recv_fds(connection, 4096, 1)
+    assert msgspec.msgpack.decode(data, type=RegionDescriptor).size == SIZE
+    for fd in fds:
+        os.close(fd)
 
 
 class Impostor:
@@ -185,6 +215,13 @@ def test_an_answer_that_is_not_a_region_is_refused(answer: bytes, error: str) ->
         attach_region("engine-a", 30.0)
     impostor.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_owner_that_ends_without_answering_is_asked_again_until_the_time_is_over() -> None:
+    impostor = Impostor(lambda connection: None)
+    with pytest.raises(ResourceError, match="handed out"):
+        attach_region("engine-a", 0.05)
+    impostor.close()
 
 
 def test_descriptors_that_come_with_garbage_are_closed(region: Region) -> None:

@@ -181,9 +181,15 @@ def test_a_process_without_descriptors_gets_a_typed_error(monkeypatch: pytest.Mo
     def fail(*_args: object) -> int:
         raise OSError(24, "too many open files")
 
+    region = Region.create(PAGE, "r", prefault=False)
     monkeypatch.setattr(os, "memfd_create", fail)
+    monkeypatch.setattr(os, "open", fail)
     with pytest.raises(ResourceError, match="too many open files"):
         Region.create(PAGE, "r")
+    with pytest.raises(ResourceError, match=r"cannot be handed out: .* too many open files"):
+        region.open_descriptor(writable=True)
+    monkeypatch.undo()
+    region.close()
 
 
 @pytest.mark.parametrize("size", [0, -1])
