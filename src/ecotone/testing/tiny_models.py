@@ -35,7 +35,9 @@ def make_tiny_model(family: str, folder: Path | str, *, seed: int = 0) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     processor, architecture = _lookup(family)
     tokenizer = processor.save(path)
-    model = architecture.build(tokenizer)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # of what the library draws, and ``_widen`` leaves alone
+        model = architecture.build(tokenizer)
     _widen(model, seed)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     with no_progress_bars():

@@ -1,4 +1,4 @@
-"""Tiny random models of several families, and the least of an engine that drives an adapter in steps."""
+"""A tiny LLaVA over two language models, and the least of an engine that drives an adapter in steps."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ import torch
 from torch import Tensor
 from transformers import (
     CLIPVisionConfig,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     MistralConfig,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
 )
 
 from ecotone.protocol.arrays import Array
@@ -29,7 +23,7 @@ from ecotone.worker.attention import AttentionPlan, Segment
 from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.models import ModelAdapter
 
-VOCAB, IMAGE, VIDEO, VISION_START, VISION_END = 100, 97, 98, 94, 95
+VOCAB, IMAGE = 100, 97
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -75,81 +69,9 @@ def llava_sliding_window() -> Any:
     return llava(MistralConfig(**TEXT, sliding_window=11))
 
 
-def _qwen_text(**rope: Any) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], **rope}
-    return {**TEXT, "rope_parameters": rope}
-
-
-QWEN_IDS = {
-    "image_token_id": IMAGE,
-    "video_token_id": VIDEO,
-    "vision_start_token_id": VISION_START,
-    "vision_end_token_id": VISION_END,
-}
-
-
-def qwen2_vl() -> Any:
-    vision = {
-        "depth": 2,
-        "embed_dim": 32,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "mlp_ratio": 2,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }
-    config = Qwen2VLConfig(text_config=_qwen_text(), vision_config=vision, **QWEN_IDS)
-    return widened(Qwen2VLForConditionalGeneration(config))
-
-
-def qwen3_vl() -> Any:
-    vision = {
-        "depth": 3,
-        "hidden_size": 32,
-        "out_hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 4,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
-    text = _qwen_text(mrope_interleaved=True)
-    return widened(
-        Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS))
-    )
-
-
-def gemma3() -> Any:
-    layers = ["sliding_attention", "full_attention", "sliding_attention"]
-    text = {**TEXT, "sliding_window": 12, "layer_types": layers, "query_pre_attn_scalar": 8}
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 56,
-        "patch_size": 14,
-    }
-    config = Gemma3Config(
-        text_config=text,
-        vision_config=vision,
-        mm_tokens_per_image=4,
-        image_token_index=IMAGE,
-        boi_token_index=VISION_START,
-        eoi_token_index=VISION_END,
-    )
-    return widened(Gemma3ForConditionalGeneration(config))
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "llava": llava,
     "llava_sliding_window": llava_sliding_window,
-    "qwen2_vl": qwen2_vl,
-    "qwen3_vl": qwen3_vl,
-    "gemma3": gemma3,
 }
 
 
@@ -186,47 +108,29 @@ def text(length: int, seed: int) -> list[int]:
     return torch.randint(5, 90, (length,), generator=generator).tolist()
 
 
-def image_request(model_type: str, seed: int = 0) -> Request:
-    """Two images with text around them, as the family's processor would prepare them."""
+def image_request(seed: int = 0) -> Request:
+    """Two images with text around them, as the processor would prepare them."""
     generator = torch.Generator().manual_seed(seed)
-    grids: list[list[int]] = []
-    if model_type == "llava":
-        counts, pixels = [16, 16], [torch.randn(1, 3, 28, 28, generator=generator) for _ in range(2)]
-    elif model_type == "gemma3":
-        counts, pixels = [4, 4], [torch.randn(1, 3, 56, 56, generator=generator) for _ in range(2)]
-    else:
-        grids = [[1, 4, 6], [1, 6, 4]]
-        counts = [6, 6]
-        pixels = [torch.randn(24, 3 * 2 * 14 * 14, generator=generator) for _ in grids]
-    ids, items = text(5, seed), []
-    for index, (count, pixel_values) in enumerate(zip(counts, pixels, strict=True)):
-        ids.append(VISION_START)
+    pixels = [torch.randn(1, 3, 28, 28, generator=generator) for _ in range(2)]
+    ids, items = text(6, seed), []
+    for index, pixel_values in enumerate(pixels):
         inputs = {"pixel_values": Array.from_numpy(pixel_values.numpy())}
-        if grids:
-            inputs["image_grid_thw"] = Array.from_numpy(torch.tensor([grids[index]]).numpy())
         items.append(
             MultiModalItem(
-                modality="image", item_id=f"{seed}-{index}", offset=len(ids), num_rows=count, inputs=inputs
+                modality="image", item_id=f"{seed}-{index}", offset=len(ids), num_rows=16, inputs=inputs
             )
         )
-        ids += [IMAGE] * count + [VISION_END, *text(6 + index, seed + index + 1)]
-    reference = {"pixel_values": torch.cat(pixels)}
-    if grids:
-        reference["image_grid_thw"] = torch.tensor(grids)
-    return Request(ids, items, reference_inputs=reference)
+        ids += [IMAGE] * 16 + text(7 + index, seed + index + 1)
+    return Request(ids, items, reference_inputs={"pixel_values": torch.cat(pixels)})
 
 
 def reference_logits(model: Any, request: Request) -> Tensor:
     """What transformers itself answers: logits [L, vocab] of all tokens known."""
     ids = torch.tensor(request.ids)[None]
-    extra = dict(request.reference_inputs)
-    types = (ids == IMAGE).long()
-    if model.config.model_type == "gemma3":
-        extra["token_type_ids"] = types
-    elif extra and model.config.model_type.startswith("qwen"):
-        extra["mm_token_type_ids"] = types
     with torch.no_grad():
-        logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), **extra).logits[0]
+        logits: Tensor = model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), **request.reference_inputs
+        ).logits[0]
     return logits
 
 
@@ -246,10 +150,9 @@ def run_step(
     kv: PagedKVCache,
     work: Sequence[tuple[Request, int]],
     change_positions: Callable[[Tensor], Tensor] = lambda positions: positions,
-    levels: bool = True,
 ) -> list[Tensor]:
     """One step over the next n tokens of each request: logits [n, vocab] of each."""
-    embeds, positions, masks, extras, segments = [], [], [], [], []
+    embeds, positions, masks, segments = [], [], [], []
     for request, count in work:
         start, end = request.computed, request.computed + count
         ids = torch.tensor(request.ids)
@@ -257,14 +160,11 @@ def run_step(
         mask[len(request.prompt) :] = False
         embedded = adapter.embed_tokens(ids)
         rows = torch.cat(request.rows) if request.rows else embedded.new_empty(0, adapter.info.encoder.width)
-        embedded[mask] = rows[:, : adapter.hidden_size]
-        before, inside = int(mask[:start].sum()), int(mask[start:end].sum())
+        embedded[mask] = rows
         embeds.append(embedded[start:end])
         positions.append(change_positions(positions_of(adapter, request))[:, start:end])
         masks.append(mask[start:end])
-        extras.append(rows[before : before + inside, adapter.hidden_size :])
-        groups = adapter.block_groups(request.ids)
-        segments.append(Segment(request.blocks, start, count, None if groups is None else groups[:end]))
+        segments.append(Segment(request.blocks, start, count))
         request.computed = end
     hidden = adapter.forward(
         torch.cat(embeds),
@@ -272,7 +172,6 @@ def run_step(
         AttentionPlan.build(segments, kv.block_size, adapter.device),
         kv,
         rows_mask=torch.cat(masks),
-        extra=torch.cat(extras) if levels and adapter.info.encoder.levels else None,
     )
     return list(torch.split(adapter.logits(hidden), [count for _, count in work]))
 
@@ -280,13 +179,10 @@ def run_step(
 def prefill(
     adapter: ModelAdapter, kv: PagedKVCache, request: Request, chunk: int | None = None, **options: Any
 ) -> Tensor:
-    """Logits [L, vocab] of the whole prompt, in chunks that never end inside items seen both ways."""
-    groups = adapter.block_groups(request.ids)
+    """Logits [L, vocab] of the whole prompt, in chunks."""
     logits = []
     while request.computed < len(request.ids):
         end = min(len(request.ids), request.computed + (chunk or len(request.ids)))
-        while groups is not None and end < len(groups) and groups[end] >= 0 and groups[end] == groups[end - 1]:
-            end += 1
         logits += run_step(adapter, kv, [(request, end - request.computed)], **options)
     return torch.cat(logits)
 

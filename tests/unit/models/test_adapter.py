@@ -35,7 +35,7 @@ MOVED = 0.1
 
 
 def prepared(family: Family, seed: int = 0, blocks: Any = range(16)) -> Request:
-    request = image_request(family.reference.config.model_type, seed)
+    request = image_request(seed)
     request.rows = encode_one_by_one(family.adapter, request)
     request.blocks = list(blocks)
     return request
@@ -98,9 +98,7 @@ def test_shipped_model_answers_from_the_images(digits: Family, processor: Any, d
     assert answers == ["The digit is seven.", "The digit is two."]
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl"])
-def test_same_batch_is_exact(name: str) -> None:
-    family = Family.make(name)
+def test_same_batch_is_exact(family: Family) -> None:
     request = prepared(family)
     request.rows = family.adapter.encode(request.items)  # type: ignore[assignment]
     got = prefill(family.adapter, new_kv(family.adapter), request)
@@ -132,7 +130,7 @@ def test_three_requests_in_one_step(family: Family) -> None:
                 continue
             if left <= 0:
                 request.ids.append(int(got[index][-1][-1].argmax()))
-            work.append((index, next_chunk(adapter, request, min(left, 9 + index)) if left > 0 else 1))
+            work.append((index, min(left, 9 + index) if left > 0 else 1))
         if not work:
             break
         logits = run_step(adapter, kv, [(requests[index], count) for index, count in work])
@@ -142,14 +140,6 @@ def test_three_requests_in_one_step(family: Family) -> None:
         assert len(request.ids) == len(request.prompt) + 6
         want = reference_logits(family.reference, request)
         assert difference(torch.cat(parts), want) <= ROUNDING
-
-
-def next_chunk(adapter: ModelAdapter, request: Request, count: int) -> int:
-    groups = adapter.block_groups(request.ids)
-    end = request.computed + count
-    while groups is not None and end < len(groups) and groups[end] >= 0 and groups[end] == groups[end - 1]:
-        end += 1
-    return end - request.computed
 
 
 def test_blocks_are_used_again(tiny: Family) -> None:
@@ -205,46 +195,9 @@ def test_wrong_positions_are_noticed(family: Family) -> None:
     assert difference(got, reference_logits(family.reference, request)) > MOVED
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
-def test_plain_positions_are_not_enough_for_mrope(name: str) -> None:
-    family = Family.make(name)
-    request = prepared(family)
-    positions, delta = family.adapter.positions(request.prompt, request.items)
-    assert positions.shape == (3, len(request.prompt))
-    assert delta < 0  # an image advances time by its longer side, not by its number of rows
-    plain = torch.arange(len(request.ids)).expand(3, -1)
-    got = prefill(family.adapter, new_kv(family.adapter), request, change_positions=lambda _: plain)
-    assert difference(got, reference_logits(family.reference, request)) > MOVED
-
-
-def test_levels_reach_their_layers() -> None:
-    family = Family.make("qwen3_vl")
-    assert family.adapter.info.encoder.levels == 2
-    request = prepared(family)
-    assert request.rows[0].shape == (6, 3 * family.adapter.hidden_size)
-    got = prefill(family.adapter, new_kv(family.adapter), request, levels=False)
-    assert difference(got, reference_logits(family.reference, request)) > MOVED
-
-
-def test_images_seen_both_ways_need_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = Family.make("gemma3")
-    request = prepared(family)
-    groups = family.adapter.block_groups(request.ids)
-    assert groups is not None
-    assert groups.max() == 1
-    assert (groups >= 0).tolist() == [token == IMAGE for token in request.ids]
-    monkeypatch.setattr(ModelAdapter, "block_groups", lambda self, ids: None)
-    got = prefill(family.adapter, new_kv(family.adapter), request)
-    assert difference(got, reference_logits(family.reference, request)) > MOVED
-
-
-def test_positions_of_text_and_of_llava(tiny: Family) -> None:
+def test_positions_are_those_of_the_tokens(tiny: Family) -> None:
     positions, delta = tiny.adapter.positions(text(9, 0), [])
     assert positions.tolist() == [list(range(9))]
-    assert delta == 0
-    qwen = Family.make("qwen2_vl").adapter
-    positions, delta = qwen.positions(text(9, 0), [])
-    assert positions.tolist() == [list(range(9))] * 3
     assert delta == 0
 
 

@@ -22,7 +22,7 @@ from ecotone.worker.models.tensors import dtype_name, to_tensor
 
 @pytest.fixture
 def items() -> list[MultiModalItem]:
-    return [item for seed in (1, 2) for item in image_request("llava", seed).items]
+    return [item for seed in (1, 2) for item in image_request(seed).items]
 
 
 def with_pixels(item: MultiModalItem, pixels: np.ndarray[Any, Any]) -> MultiModalItem:

@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 from ecotone.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
 from ecotone.protocol.connector import EncoderSpec
 from ecotone.worker.models import ModelAdapter, load_model
+from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
+from ecotone.worker.models.refusal import what_is_missing
 
 CPU = torch.device("cpu")
 
@@ -98,10 +100,35 @@ def test_progress_bars_stay_as_they_were(
         transformers_logging.disable_progress_bar()
 
 
-def test_unsupported_architectures_are_told_what_is_supported(folder: Path) -> None:
-    edit(folder / "config.json", architectures=["BertForMaskedLM"])
-    with pytest.raises(UnsupportedModelError, match=r"BertForMaskedLM is not supported; .*LlavaForConditionalGen"):
+@pytest.mark.parametrize(
+    ("architecture", "config", "missing"),
+    [
+        ("MadeUpForConditionalGeneration", {}, r"transformers 5\.\S+ has no such class"),
+        ("BertForMaskedLM", {}, "no encoder that can be called by itself"),
+        ("LlamaForCausalLM", {}, "no encoder that can be called by itself"),
+        ("MllamaForConditionalGeneration", {}, "no encoder that can be called by itself"),
+        ("LlavaNextForConditionalGeneration", {}, "nobody has tested it; docs/models.md"),
+        ("LlavaNextForConditionalGeneration", {"cross_attention_layers": [1]}, "attends to the encoder's output"),
+        (
+            "LlavaNextForConditionalGeneration",
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "has layers of linear_attention, which",
+        ),
+        ("LlavaNextForConditionalGeneration", {"attn_logit_softcapping": 50.0}, "soft-caps attention scores"),
+    ],
+)
+def test_unsupported_architectures_are_told_what_is_missing_and_what_is_supported(
+    folder: Path, architecture: str, config: dict[str, Any], missing: str
+) -> None:
+    edit(folder / "config.json", architectures=[architecture], text_config=config)
+    with pytest.raises(UnsupportedModelError, match=rf"{architecture} is not supported: .*{missing}") as caught:
         load(folder)
+    assert all(name in str(caught.value) for name in SUPPORTED_ARCHITECTURES)
+
+
+def test_what_is_missing_is_read_from_configs_without_a_text_config() -> None:
+    config = {"layer_types": ["mamba"]}
+    assert "layers of mamba" in what_is_missing("LlavaNextForConditionalGeneration", config)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

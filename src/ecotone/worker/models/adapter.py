@@ -69,6 +69,7 @@ class ModelAdapter:
             vocab_size=text_config.vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
+            atomic_items=self._has_blocks,
         )
 
     def encode(self, items: Sequence[MultiModalItem]) -> list[Tensor | EncodeFailure]:

@@ -86,12 +86,15 @@ class Encoder:
         return [torch.cat(parts, dim=1) for parts in zip(*split, strict=True)]
 
     def _features(self, modality: str) -> Callable[..., Any]:
-        method: Callable[..., Any] | None = getattr(self._core, f"get_{modality}_features", None)
-        if method is not None:
-            return method
-        if (self._model_type, modality) not in FEATURE_FUNCTIONS:
-            raise ValueError(f"a {self._model_type} model has no {modality} encoder")
-        return partial(FEATURE_FUNCTIONS[self._model_type, modality], self._core)
+        function = FEATURE_FUNCTIONS.get((self._model_type, modality))
+        if function is not None:
+            return partial(function, self._core)
+        # A family without an encoder of its own for videos sees their frames as images.
+        for name in (modality, "image") if modality == "video" else (modality,):
+            method: Callable[..., Any] | None = getattr(self._core, f"get_{name}_features", None)
+            if method is not None:
+                return method
+        raise ValueError(f"a {self._model_type} model has no {modality} encoder")
 
     def _join(self, arrays: Sequence[Array]) -> Tensor:
         joined = torch.cat([to_tensor(array) for array in arrays], dim=self._axis).to(self._device)

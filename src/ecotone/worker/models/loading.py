@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ecotone.errors import ConfigError, ModelError, ResourceError, UnsupportedModelError
 from ecotone.worker.models.adapter import ModelAdapter
 from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
+from ecotone.worker.models.refusal import refusal
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -59,8 +60,7 @@ def _read_architecture(folder: Path) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{folder / CONFIG_FILE} names no architecture")
     if names[0] not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(f"{folder / CONFIG_FILE}: {names[0]} is not supported; supported: {supported}")
+        raise UnsupportedModelError(f"{folder / CONFIG_FILE}: {refusal(names[0], config)}")
     return names[0]
 
 

@@ -1,0 +1,39 @@
+"""Why an architecture is not served: what it would need, as far as its class and its config tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def refusal(architecture: str, config: Mapping[str, Any]) -> str:
+    """One sentence on ``architecture``: that it is not supported, what is missing, and what is supported."""
+    supported = ", ".join(SUPPORTED_ARCHITECTURES)
+    return f"{architecture} is not supported: {what_is_missing(architecture, config)}; supported: {supported}"
+
+
+def what_is_missing(architecture: str, config: Mapping[str, Any]) -> str:
+    """The first thing that stands in the way of ``architecture``. ``config``: its ``config.json``."""
+    kind = getattr(transformers, architecture, None)
+    if kind is None:
+        return f"transformers {transformers.__version__} has no such class"
+    methods = [f"get_{modality}_features" for modality in ("image", "video", "audio")]
+    if not any(hasattr(kind, name) for name in methods):
+        return f"it has no encoder that can be called by itself (none of {', '.join(methods)})"
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    if text.get("cross_attention_layers"):
+        return "its language model attends to the encoder's output in layers of its own, and takes no rows"
+    layers = text.get("layer_types") or ()
+    other = sorted({str(layer) for layer in layers} - set(_LAYER_TYPES))
+    if other:
+        return f"its language model has layers of {', '.join(other)}, which the paged KV cache does not hold"
+    if text.get("attn_logit_softcapping") is not None:
+        return "its language model soft-caps attention scores, which packed attention does not"
+    return "nothing is known to be, but nobody has tested it; docs/models.md says how to add a family"
