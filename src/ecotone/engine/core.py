@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ecotone.engine.detokenizer import IncrementalDetokenizer, Tokenizer
 from ecotone.engine.outputs import StreamDelta
 from ecotone.engine.record import Record
 from ecotone.engine.request import Request, RequestStatus
 from ecotone.engine.scheduler import Scheduler
-from ecotone.errors import EcotoneError, IntegrityError, RequestFailedError, ShutDownError
+from ecotone.errors import EcotoneError, IntegrityError, RequestError, RequestFailedError, ShutDownError
 from ecotone.executor.base import Executor
 from ecotone.protocol.params import SamplingParams
 
@@ -33,6 +33,7 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._clock = clock
         self._records: dict[str, Record] = {}
+        self._samples: dict[str, list[Record]] = {}  # a caller's id -> those of its outputs that are in flight
         self._unusable: str | None = None
 
     @property
@@ -54,19 +55,41 @@ class EngineCore:
         if self._unusable is not None:
             raise ShutDownError(self._unusable)
 
-    def add(self, request: Request, sink: deque[StreamDelta]) -> Record:
-        """Take in a request, whose deltas go to ``sink``.
+    def add(self, request_id: str, samples: Sequence[Request], sink: deque[StreamDelta]) -> list[Record]:
+        """Take in a caller's request, one of the scheduler's for each of its outputs. Deltas go to ``sink``.
 
         Raises:
-            RequestError: it could never run.
+            RequestError: it could never run, or its id is in flight. Nothing was taken in then.
             ShutDownError: the engine takes no more work.
         """
         self.check_usable()
-        self._scheduler.add_request(request)
-        stop = request.params.stop if isinstance(request.params, SamplingParams) else ()
-        record = Record(request, IncrementalDetokenizer(self._tokenizer, stop), sink, self._clock)
-        self._records[request.req_id] = record
-        return record
+        if request_id in self._samples:
+            raise RequestError(f"request id {request_id!r} is in flight already; ids must be unique")
+        added: list[Record] = []
+        try:
+            for index, request in enumerate(samples):
+                self._scheduler.add_request(request)
+                added.append(Record(request_id, index, request, self._detokenizer(request), sink, self._clock))
+        except RequestError:
+            for record in added:
+                self._scheduler.finish_request(record.request.req_id, RequestStatus.FINISHED_ABORTED)
+            raise
+        self._records.update((record.request.req_id, record) for record in added)
+        self._samples[request_id] = added.copy()
+        return added
+
+    def _detokenizer(self, request: Request) -> IncrementalDetokenizer:
+        params = request.params
+        if isinstance(params, SamplingParams):
+            return IncrementalDetokenizer(self._tokenizer, params.stop, params.min_tokens)
+        return IncrementalDetokenizer(self._tokenizer)
+
+    def _forget(self, record: Record) -> None:
+        del self._records[record.request.req_id]
+        left = self._samples[record.request_id]
+        left.remove(record)
+        if not left:
+            del self._samples[record.request_id]
 
     def step(self) -> bool:
         """One step, if there is anything to do. Whether tokens were computed or requests ended."""
@@ -95,7 +118,7 @@ class EngineCore:
             record = self._records[delta.req_id]
             record.apply(delta)
             if record.output is not None:
-                del self._records[delta.req_id]
+                self._forget(record)
             if record.has_stopped and delta.finished is None:
                 self._scheduler.finish_request(delta.req_id, RequestStatus.FINISHED_STOPPED)
         return bool(scheduler_output.scheduled or deltas)
@@ -104,24 +127,25 @@ class EngineCore:
         """Wait a little for news from the ranks."""
         self._executor.wait_for_progress(PROGRESS_TIMEOUT_S)
 
-    def abort(self, req_id: str) -> bool:
-        """End a request. Whether it was in flight."""
-        record = self._records.pop(req_id, None)
-        if record is None:
-            return False
-        self._scheduler.finish_request(req_id, RequestStatus.FINISHED_ABORTED)
-        record.finish("abort")
-        return True
+    def abort(self, request_id: str) -> bool:
+        """End a request, all of its outputs. Whether it was in flight."""
+        records = list(self._samples.get(request_id, ()))
+        for record in records:
+            self._forget(record)
+            self._scheduler.finish_request(record.request.req_id, RequestStatus.FINISHED_ABORTED)
+            record.finish("abort")
+        return bool(records)
 
     def fail(self, reason: str, cause: BaseException | None = None) -> None:
         """End every request in flight with an error, and take no more work."""
         if self._unusable is None:
             self._unusable = reason
-        for req_id, record in list(self._records.items()):
-            error: EcotoneError = RequestFailedError(f"request {req_id!r}: {reason}")
+        for record in list(self._records.values()):
+            error: EcotoneError = RequestFailedError(f"request {record.request_id!r}: {reason}")
             error.__cause__ = cause
             record.finish("error", error)
         self._records.clear()
+        self._samples.clear()
 
     def check_integrity(self) -> None:
         """Compare the requests listened to with those scheduled.

@@ -25,9 +25,12 @@ class IncrementalDetokenizer:
     no text, so a stop string is looked for in what a reader sees.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        """``stop`` is not looked for in the text of fewer than ``min_tokens`` tokens; a stop string that is
+        complete before is text like any other."""
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._ids: list[int] = []
         # A token's text may depend on the token before it (a leading space): ids from _prefix on are decoded with
         # and without the tokens that came after _read, and the difference is the new text.
@@ -73,7 +76,8 @@ class IncrementalDetokenizer:
         if self.stopped_by is not None:
             return ""
         text = self._held + piece
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        early = len(self._ids) < self._min_tokens
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0 and not early]
         if found:
             at, self.stopped_by = min(found)
             certain = at

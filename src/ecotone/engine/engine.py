@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -20,6 +21,7 @@ from ecotone.engine.inputs import Prompt
 from ecotone.engine.outputs import RequestOutput, StreamDelta
 from ecotone.engine.record import Record
 from ecotone.engine.request import Request
+from ecotone.engine.samples import join_samples, make_samples, num_samples
 from ecotone.engine.settler import Settler
 from ecotone.engine.statistics import collect_statistics
 from ecotone.engine.stream import Stream
@@ -113,7 +115,7 @@ class Engine:
         """
         sink: deque[StreamDelta] = deque()
         request_id = self._next_id()
-        self._submit(request_id, prompt, SamplingParams() if params is None else params, sink)
+        records = self._submit(request_id, prompt, SamplingParams() if params is None else params, sink)
 
         def fetch() -> StreamDelta:
             while True:
@@ -122,7 +124,7 @@ class Engine:
                         return sink.popleft()
                     _step_or_wait(core)
 
-        return Stream(request_id, fetch, self.abort, self._abandoned.append)
+        return Stream(request_id, fetch, self.abort, self._abandoned.append, len(records))
 
     # -- step by step -----------------------------------------------------------------------------------------
 
@@ -260,21 +262,22 @@ class Engine:
         each = [params] * len(batch) if isinstance(params, (SamplingParams, PoolingParams)) else list(params)
         if len(each) != len(batch):
             raise RequestError(f"{len(batch)} prompts with {len(each)} params; give one for all, or one for each")
-        records: list[Record | RequestOutput] = []
+        records: list[list[Record] | RequestOutput] = []
         try:
             for prompt, its_params in zip(batch, each, strict=True):
                 records.append(self._try_submit(prompt, its_params, single))
             outputs = self._wait(records)
         except BaseException:
             for record in records:
-                if isinstance(record, Record):
-                    self.abort(record.request.req_id)
+                if isinstance(record, list):
+                    self.abort(record[0].request_id)
             raise
-        if single and outputs[0].error is not None:
-            raise outputs[0].error
+        errors = [each.error for output in outputs for each in (output, *output.samples) if each.error is not None]
+        if single and errors:
+            raise errors[0]
         return outputs
 
-    def _try_submit(self, prompt: AnyPrompt, params: AnyParams, single: bool) -> Record | RequestOutput:
+    def _try_submit(self, prompt: AnyPrompt, params: AnyParams, single: bool) -> list[Record] | RequestOutput:
         request_id = self._next_id()
         try:
             return self._submit(request_id, prompt, params, deque(maxlen=0))
@@ -283,36 +286,46 @@ class Engine:
                 raise
             return RequestOutput(request_id=request_id, finish_reason="error", error=error)
 
-    def _wait(self, records: Sequence[Record | RequestOutput]) -> list[RequestOutput]:
+    def _wait(self, records: Sequence[list[Record] | RequestOutput]) -> list[RequestOutput]:
         """Step until all of them ended."""
-        outputs = []
-        for record in records:
-            while isinstance(record, Record) and record.output is None:
-                with self._locked() as core:
-                    if record.output is None:
-                        _step_or_wait(core)
-            outputs.append(record.output if isinstance(record, Record) else record)
-        return [output for output in outputs if output is not None]
+        return [
+            record
+            if isinstance(record, RequestOutput)
+            else join_samples([self._wait_for(each) for each in record])
+            for record in records
+        ]
+
+    def _wait_for(self, record: Record) -> RequestOutput:
+        while True:
+            with self._locked() as core:
+                if record.output is not None:
+                    return record.output
+                _step_or_wait(core)
 
     def _next_id(self) -> str:
         return f"request-{next(self._numbers)}"
 
-    def _submit(self, request_id: str, prompt: AnyPrompt, params: AnyParams, sink: deque[StreamDelta]) -> Record:
+    def _submit(
+        self, request_id: str, prompt: AnyPrompt, params: AnyParams, sink: deque[StreamDelta]
+    ) -> list[Record]:
         arrival_time = time.monotonic()
         self._check_params(params)
         processed = self._parts.inputs.process(prompt)
         with self._locked() as core:
             seed = params.seed if isinstance(params, SamplingParams) else None
-            request = Request(
-                request_id,
-                processed.token_ids,
-                params,
+            make = partial(
+                Request,
+                prompt_token_ids=processed.token_ids,
+                params=params,
                 items=processed.items,
                 item_keys=self._keys(processed.items),
-                seed=self._seeds.getrandbits(63) if seed is None else seed,
                 arrival_time=arrival_time,
             )
-            return core.add(request, sink)
+            seed = self._seeds.getrandbits(63) if seed is None else seed
+            samples = make_samples(
+                request_id, seed, num_samples(params), lambda req_id, seed: make(req_id, seed=seed)
+            )
+            return core.add(request_id, samples, sink)
 
     def _check_params(self, params: AnyParams) -> None:
         wanted = SamplingParams if self.config.task == "generate" else PoolingParams

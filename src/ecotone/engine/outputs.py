@@ -38,17 +38,20 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         request_id: whose output it is.
+        index: which of its ``n`` outputs.
         text: what was generated, up to the stop string.
         token_ids: every token that was generated, those of a stop string and the end of sequence included.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
         stop_reason: the stop string, or the one of ``stop_token_ids``, that ended it.
         logprobs: parallel to ``token_ids`` where asked for, otherwise empty.
-        embedding: float32 ``[width]`` of an engine that embeds.
+        embedding: float32 ``[width]`` of an engine that embeds; ``[tokens, width]`` with ``pooling="token"``.
         error: why it failed, for ``error``; ``raise`` it where there is no other output to go on with.
         metrics: how it went; ``None`` where it was never taken in.
+        samples: with ``n`` above 1 what ``generate`` returns is the first output, and has all of them here.
     """
 
     request_id: str
+    index: int = 0
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason
@@ -57,6 +60,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     embedding: NDArray[Any] | None = None
     error: EcotoneError | None = None
     metrics: RequestMetrics | None = None
+    samples: tuple[RequestOutput, ...] = ()
 
 
 class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +68,14 @@ class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         request_id: whose news it is.
+        index: of which of its ``n`` outputs.
         text: text that became certain; the texts of all deltas add up to the output's.
         token_ids: tokens that were generated since the last delta.
-        output: the whole request, in its last delta.
+        output: the whole output, in its last delta.
     """
 
     request_id: str
+    index: int = 0
     text: str = ""
     token_ids: tuple[int, ...] = ()
     output: RequestOutput | None = None

@@ -16,9 +16,11 @@ from ecotone.protocol.outputs import TokenLogprobs
 
 
 class Record:
-    """One request in flight.
+    """One request in flight: one output of what a caller asked for.
 
     Args:
+        request_id: as the caller knows it.
+        index: which of its outputs this is.
         request: as the scheduler has it; read here, never changed.
         detokenizer: grows its text.
         sink: takes its deltas.
@@ -27,11 +29,15 @@ class Record:
 
     def __init__(
         self,
+        request_id: str,
+        index: int,
         request: Request,
         detokenizer: IncrementalDetokenizer,
         sink: deque[StreamDelta],
         clock: Callable[[], float],
     ) -> None:
+        self.request_id = request_id
+        self.index = index
         self.request = request
         self.output: RequestOutput | None = None
         self._detokenizer = detokenizer
@@ -54,12 +60,10 @@ class Record:
         visible = tokens[:-1] if delta.finished is RequestStatus.FINISHED_STOPPED else tokens
         text = "".join([self._detokenizer.append(token_id) for token_id in visible])
         if delta.finished is None and not self.has_stopped:
-            self._sink.append(
-                StreamDelta(request_id=self.request.req_id, text=text, token_ids=delta.new_token_ids)
-            )
+            self._tell(text, delta.new_token_ids)
             return
         reason = "stop" if self.has_stopped else cast(FinishReason, delta.finish_reason)
-        error = RequestFailedError(f"request {self.request.req_id!r}: {delta.error}") if delta.error else None
+        error = RequestFailedError(f"request {self.request_id!r}: {delta.error}") if delta.error else None
         self.finish(reason, error, text, tokens)
 
     def finish(
@@ -73,7 +77,8 @@ class Record:
         text += self._detokenizer.finish()
         request, stopped_by = self.request, self._detokenizer.stopped_by
         self.output = RequestOutput(
-            request_id=request.req_id,
+            request_id=self.request_id,
+            index=self.index,
             text=self._detokenizer.text,
             token_ids=tuple(request.output_token_ids),
             finish_reason=reason,
@@ -83,8 +88,13 @@ class Record:
             error=error,
             metrics=self._metrics(),
         )
+        self._tell(text, token_ids)
+
+    def _tell(self, text: str, token_ids: tuple[int, ...]) -> None:
         self._sink.append(
-            StreamDelta(request_id=request.req_id, text=text, token_ids=token_ids, output=self.output)
+            StreamDelta(
+                request_id=self.request_id, index=self.index, text=text, token_ids=token_ids, output=self.output
+            )
         )
 
     def _metrics(self) -> RequestMetrics:

@@ -10,13 +10,14 @@ from ecotone.engine.outputs import StreamDelta
 
 
 class Stream(Iterator[StreamDelta]):
-    """Iterates over the deltas; the last one carries the output. Ending it early aborts the request.
+    """Iterates over the deltas; the last one of each output carries it. Ending it early aborts the request.
 
     Args:
         request_id: whose deltas they are.
         fetch: waits for the next delta.
         abort: ends the request.
         abandon: as ``abort``, at the next opportunity and without waiting for anything.
+        num_outputs: how many outputs the request has.
     """
 
     def __init__(
@@ -25,32 +26,34 @@ class Stream(Iterator[StreamDelta]):
         fetch: Callable[[], StreamDelta],
         abort: Callable[[str], object],
         abandon: Callable[[str], None],
+        num_outputs: int = 1,
     ) -> None:
         self.request_id = request_id
         self._fetch = fetch
         self._abort = abort
         self._abandon = abandon
-        self._ended = False
+        self._running = num_outputs
 
     def __next__(self) -> StreamDelta:
         """The next delta.
 
         Raises:
-            RequestFailedError: the request could not be finished.
+            RequestFailedError: the request could not be finished. Other outputs of it end, too.
         """
-        if self._ended:
+        if not self._running:
             raise StopIteration
         delta = self._fetch()
         if delta.output is not None:
-            self._ended = True
+            self._running -= 1
             if delta.output.error is not None:
+                self.close()
                 raise delta.output.error
         return delta
 
     def close(self) -> None:
         """Abort the request if it still runs. Idempotent."""
-        if not self._ended:
-            self._ended = True
+        if self._running:
+            self._running = 0
             self._abort(self.request_id)
 
     def __enter__(self) -> Self:
@@ -63,5 +66,5 @@ class Stream(Iterator[StreamDelta]):
 
     def __del__(self) -> None:
         # The collector may run this anywhere, also where this very thread holds the engine's lock.
-        if not self._ended:
+        if self._running:
             self._abandon(self.request_id)
