@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ecotone.config import ECConfig, EngineConfig
+    from ecotone.engine.audio import AudioInput
     from ecotone.engine.engine import Engine
     from ecotone.engine.inputs import InputProcessor, Prompt
     from ecotone.engine.media import ImageInput
     from ecotone.engine.outputs import RequestMetrics, RequestOutput, StreamDelta
     from ecotone.engine.stream import Stream
+    from ecotone.engine.video import Video, VideoInput
     from ecotone.errors import (
         ConfigError,
         ContractError,
@@ -42,16 +44,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ecotone.config": ("ECConfig", "EngineConfig"),
+    "ecotone.engine.audio": ("AudioInput",),
     "ecotone.engine.engine": ("Engine",),
     "ecotone.engine.inputs": ("InputProcessor", "Prompt"),
     "ecotone.engine.media": ("ImageInput",),
     "ecotone.engine.outputs": ("RequestMetrics", "RequestOutput", "StreamDelta"),
     "ecotone.engine.stream": ("Stream",),
+    "ecotone.engine.video": ("Video", "VideoInput"),
     "ecotone.protocol.params": ("PoolingParams", "SamplingParams"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AudioInput",
     "ConfigError",
     "ContractError",
     "DecodeError",
@@ -84,6 +89,8 @@ __all__ = [
     "StreamDelta",
     "UnknownTypeError",
     "UnsupportedModelError",
+    "Video",
+    "VideoInput",
     "WireError",
 ]
 

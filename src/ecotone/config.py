@@ -79,7 +79,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         kv_blocks: KV blocks there are.
         encoder_cache_rows: capacity of a rank's encoder cache, in encoder rows.
         encoder_budget_rows: encoder rows computed in a step; ``None`` takes ``encoder_cache_rows``.
-        max_image_pixels: larger images are refused before they are decoded.
+        max_image_pixels: larger images, and frames of videos, are refused before they are decoded.
+        max_video_frames: longer videos are refused.
+        max_audio_seconds: longer clips are refused.
         revision: names the weights; part of every cache key. ``None`` takes a digest of the checkpoint files.
         tenant: separates caches of parties that must not share; part of every cache key.
         seed: of requests that bring none.
@@ -98,6 +100,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     encoder_cache_rows: Positive = 8192
     encoder_budget_rows: Positive | None = None
     max_image_pixels: Positive = 100_000_000
+    max_video_frames: Positive = 256
+    max_audio_seconds: Positive = 600
     revision: str | None = None
     tenant: str = ""
     seed: int = 0

@@ -64,7 +64,12 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
     """
     model = check_model_folder(config.model)
     ec_factory = None if config.ec is None else create_factory(config.ec)
-    inputs = InputProcessor(model, max_image_pixels=config.max_image_pixels)
+    inputs = InputProcessor(
+        model,
+        max_image_pixels=config.max_image_pixels,
+        max_video_frames=config.max_video_frames,
+        max_audio_seconds=config.max_audio_seconds,
+    )
     revision = config.revision or weights_digest(model)
     engine_id = uuid.uuid4().hex
     with ExitStack() as stack:
