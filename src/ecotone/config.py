@@ -86,6 +86,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tenant: separates caches of parties that must not share; part of every cache key.
         seed: of requests that bring none.
         ec: the EC connector; ``None`` runs without one.
+        tensor_parallel_size: ranks that divide each layer among them.
+        pipeline_parallel_size: stages that divide the layers among them, each of ``tensor_parallel_size`` ranks.
+        executor: how steps reach the ranks. ``auto`` takes ``uniproc`` for one rank and ``multiproc`` for more;
+            ``ray_single_reply`` fetches nothing but the output rank's answers.
+        mm_encoder_tp_mode: whether the ranks of a stage divide the encoder's ``weights``, or each hold all of them
+            and divide the images (``data``).
     """
 
     model: str
@@ -106,3 +112,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant: str = ""
     seed: int = 0
     ec: ECConfig | None = None
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    executor: Literal["auto", "uniproc", "multiproc", "ray", "ray_single_reply"] = "auto"
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -2,6 +2,7 @@
 
 EcotoneError
 |-- ConfigError (ValueError)             the operator: a configuration that cannot work
+|   `-- LostReportsError (NotImplementedError)   ... since the executor would lose reports
 |-- ModelError                           the model folder: missing, unreadable, not what it says
 |   `-- UnsupportedModelError            ... or of a family there is no adapter for
 |-- RequestError (ValueError)            the caller: this request cannot be served, all others can
@@ -18,6 +19,8 @@ EcotoneError
 |   |-- MissingOutputError               ranks that returned nothing although something would be lost
 |   |-- RoundTripError                   a message type that would not survive the wire
 |   `-- IllegalTransitionError           an event that the state machine does not allow in this state
+|-- RankFailedError                      a rank: it died, or raised something that is none of these
+|-- RankTimeoutError (TimeoutError)      ranks that did not answer in the time they were given
 |-- IntegrityError                       ours: what owns memory no longer adds up
 |-- ResourceError                        the machine: memory, descriptors, a device
 `-- ShutDownError                        the engine, node or connector was already closed
@@ -32,6 +35,10 @@ class EcotoneError(Exception):
 
 class ConfigError(EcotoneError, ValueError):
     """The operator's configuration cannot work; the message names the value and what is allowed."""
+
+
+class LostReportsError(ConfigError, NotImplementedError):
+    """The executor does not deliver what the configuration needs; the message names those that do."""
 
 
 class ModelError(EcotoneError):
@@ -100,6 +107,22 @@ class RoundTripError(ContractError):
 
 class IllegalTransitionError(ContractError):
     """An event that a state machine does not allow in its present state."""
+
+
+class RankFailedError(EcotoneError):
+    """A rank died, or raised an error of somebody else's. ``rank`` names it, the message also the cause."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankTimeoutError(EcotoneError, TimeoutError):
+    """Ranks did not answer a call in the time it was given. ``ranks`` names them."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class IntegrityError(EcotoneError):

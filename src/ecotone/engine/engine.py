@@ -26,7 +26,7 @@ from ecotone.engine.settler import Settler
 from ecotone.engine.statistics import collect_statistics
 from ecotone.engine.stream import Stream
 from ecotone.errors import RequestError
-from ecotone.executor.uniproc import UniprocExecutor
+from ecotone.executor.factory import create_executor
 from ecotone.protocol.model import ModelInfo
 from ecotone.protocol.params import PoolingParams, SamplingParams
 from ecotone.protocol.step import MultiModalItem
@@ -47,7 +47,7 @@ class Engine:
 
     Args:
         config: a configuration, or the folder of a model.
-        executor_factory: how steps reach the ranks.
+        executor_factory: how steps reach the ranks; by default as ``config.executor`` says.
         overrides: options of ``EngineConfig``.
 
     Raises:
@@ -58,7 +58,7 @@ class Engine:
         self,
         config: EngineConfig | str | Path,
         *,
-        executor_factory: ExecutorFactory = UniprocExecutor,
+        executor_factory: ExecutorFactory = create_executor,
         **overrides: Any,
     ) -> None:
         self.config = make_config(config, overrides)

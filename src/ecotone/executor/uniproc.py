@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from ecotone.config import EngineConfig
-from ecotone.errors import ShutDownError
-from ecotone.executor.base import Executor
-from ecotone.protocol.aggregate import ECOutputAggregator, KVOutputAggregator, OutputAggregator, fold_outputs
+from ecotone.errors import ConfigError, ContractError, ShutDownError
+from ecotone.executor.base import Delivers, Executor, Ready
+from ecotone.executor.methods import bind
+from ecotone.executor.rank import Rank, RankFactory
+from ecotone.protocol.aggregate import OutputAggregator, fold_outputs
 from ecotone.protocol.connector import ECConnectorFactory, Participant
-from ecotone.protocol.outputs import ModelRunnerOutput
-from ecotone.protocol.step import SchedulerOutput
+from ecotone.worker.ranks import RankSpec
 from ecotone.worker.worker import Worker
-
-
-class Rank(Protocol):
-    """What an executor needs of a ``Worker``."""
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether it takes part in EC transfers."""
-        ...
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Call ``method`` by name."""
-        ...
-
-
-# config, ec_factory, engine_id, rank, epoch, wakeup; see ``Worker``.
-RankFactory = Callable[[EngineConfig, ECConnectorFactory | None, str, int, int, Callable[[], None]], Rank]
 
 
 class UniprocExecutor(Executor):
@@ -46,6 +31,8 @@ class UniprocExecutor(Executor):
         ModelError: the model cannot be loaded; nothing is left of the rank.
     """
 
+    delivers: ClassVar[Delivers] = Delivers(all_ranks=True, steps_in_flight=1)
+
     def __init__(
         self,
         config: EngineConfig,
@@ -54,40 +41,50 @@ class UniprocExecutor(Executor):
         *,
         make_rank: RankFactory = Worker,
     ) -> None:
+        super().__init__(config)
+        if config.world_size > 1:
+            raise ConfigError(
+                f"executor='uniproc' has one rank, not {config.world_size}: use 'multiproc' or 'ray'"
+            )
         if config.ec is not None and ec_factory is not None:
             ec_factory.validate(config.ec.role, config.ec.options)
         self._progress = threading.Event()
-        self._ec_aggregator: ECOutputAggregator | None = None
-        self._kv_aggregator: KVOutputAggregator | None = None
-        self._rank: Rank | None = make_rank(config, ec_factory, engine_id, 0, 0, self._progress.set)
+        self._rank: Rank | None = make_rank(config, ec_factory, engine_id, RankSpec(), 0, self._progress.set)
         self._participants = (Participant(0, socket.gethostname()),) if self._rank.takes_part else ()
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+    @property
+    def output_rank(self) -> int:
         """See ``Executor``."""
-        return self._fold(self._call("execute_model", scheduler_output))
+        return 0
 
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """See ``Executor``."""
-        return cast(ModelRunnerOutput, self._fold(self._call("sample_tokens")))
-
-    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
-        """See ``Executor``."""
-        return [self._call(method, *args)]
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ARG002 - a call in this process cannot be given up
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+        kv_output_aggregator: OutputAggregator | None = None,
+        ec_output_aggregator: OutputAggregator | None = None,
+    ) -> Any:
+        """See ``Executor``. ``timeout`` has no effect; with ``non_block`` the call is over when this returns."""
+        bound = bind(method, args, kwargs)
+        if unique_reply_rank not in (None, 0):
+            raise ContractError(f"unique_reply_rank={unique_reply_rank} is none of the 1 ranks")
+        if self._rank is None:
+            raise ShutDownError(f"{method}: the executor was shut down")
+        aggregators = [each for each in (ec_output_aggregator, kv_output_aggregator) if each is not None]
+        call = partial(_call, self._rank, method, bound, aggregators, alone=unique_reply_rank is not None)
+        return Ready(call) if non_block else call()
 
     def participants(self) -> tuple[Participant, ...]:
-        """See ``Executor``. None where no EC connector is configured."""
+        """See ``Executor``."""
         return self._participants
 
-    def init_ec_output_aggregator(self) -> None:
-        """See ``Executor``."""
-        self._ec_aggregator = ECOutputAggregator()
-
-    def init_kv_output_aggregator(self, expected_finished_count: int) -> None:
-        """See ``Executor``."""
-        self._kv_aggregator = KVOutputAggregator(expected_finished_count)
-
     def wait_for_progress(self, timeout_s: float) -> None:
-        """See ``Executor``. What was signalled before the call counts."""
+        """See ``Executor``."""
         self._progress.wait(timeout_s)
         self._progress.clear()
 
@@ -101,17 +98,17 @@ class UniprocExecutor(Executor):
             raise ShutDownError("the executor was shut down")
 
     def shutdown(self) -> None:
-        """See ``Executor``."""
+        """See ``Executor``. For the one caller: a step in this process cannot be ended from outside."""
         rank, self._rank = self._rank, None
         if rank is not None:
             rank.call("shutdown")
         self._progress.set()
 
-    def _call(self, method: str, *args: Any) -> Any:
-        if self._rank is None:
-            raise ShutDownError(f"{method}: the executor was shut down")
-        return self._rank.call(method, *args)
 
-    def _fold(self, output: ModelRunnerOutput | None) -> ModelRunnerOutput | None:
-        aggregators: tuple[OutputAggregator | None, ...] = (self._ec_aggregator, self._kv_aggregator)
-        return fold_outputs((output,), 0, [aggregator for aggregator in aggregators if aggregator is not None])
+def _call(
+    rank: Rank, method: str, args: tuple[Any, ...], aggregators: list[OutputAggregator], *, alone: bool
+) -> Any:
+    result = rank.call(method, *args)
+    if aggregators:
+        return fold_outputs((result,), 0, aggregators)
+    return result if alone else [result]

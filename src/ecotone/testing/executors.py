@@ -1,31 +1,27 @@
-"""A rank in this process behind the wire format: what a rank in another process would see, without the process."""
+"""Ranks for tests of executors: behind the wire format in this process, and by import path in others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ecotone.config import EngineConfig
-from ecotone.executor.uniproc import Rank, RankFactory
+from ecotone.executor.methods import decode_args, decode_result, encode_args, encode_result
+from ecotone.executor.rank import Rank, RankFactory
 from ecotone.protocol.connector import ECConnectorFactory
-from ecotone.protocol.model import ModelInfo
-from ecotone.protocol.outputs import ModelRunnerOutput
-from ecotone.protocol.step import SchedulerOutput
-from ecotone.protocol.wire import decode, encode
+from ecotone.testing.connectors import KVReportingWorker
+from ecotone.testing.models import load_tiny_model
+from ecotone.worker.ranks import RankSpec
 
-# method -> the types of its arguments, and that of its result
-SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "model_info": ((), ModelInfo),
-    "execute_model": ((SchedulerOutput,), ModelRunnerOutput | None),
-    "sample_tokens": ((), ModelRunnerOutput),
-    "reset_encoder_cache": ((), None),
-    "statistics": ((), dict[str, float]),
-    "shutdown": ((), None),
-}
+TINY_RANK = "ecotone.testing.executors:tiny_rank"
+tiny_rank: RankFactory = partial(KVReportingWorker, load=load_tiny_model)
+"""A rank with the tiny model, and a KV connector that reports what the step says is finished."""
 
 
 class RankOverTheWire:
-    """Passes every argument and every result of ``rank`` through the wire format."""
+    """Passes every argument and every result of ``rank`` through the wire format: what a rank in another process
+    would see, without the process."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -37,10 +33,8 @@ class RankOverTheWire:
 
     def call(self, method: str, *args: Any) -> Any:
         """See ``Rank``."""
-        kinds, result_kind = SIGNATURES.get(method, ((), None))
-        received = [decode(encode(arg), kind) for arg, kind in zip(args, kinds, strict=True)]
-        result = self._rank.call(method, *received)
-        return None if result is None else decode(encode(result), result_kind)
+        received = decode_args(method, encode_args(args))
+        return decode_result(method, encode_result(self._rank.call(method, *received)))
 
 
 def over_the_wire(make_rank: RankFactory) -> RankFactory:
@@ -50,10 +44,10 @@ def over_the_wire(make_rank: RankFactory) -> RankFactory:
         config: EngineConfig,
         ec_factory: ECConnectorFactory | None,
         engine_id: str,
-        rank: int,
+        spec: RankSpec,
         epoch: int,
         wakeup: Callable[[], None],
     ) -> Rank:
-        return RankOverTheWire(make_rank(config, ec_factory, engine_id, rank, epoch, wakeup))
+        return RankOverTheWire(make_rank(config, ec_factory, engine_id, spec, epoch, wakeup))
 
     return make

@@ -21,6 +21,7 @@ from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.model import ModelLoader
 from ecotone.worker.model_runner import ModelRunner
 from ecotone.worker.models.loading import load_model
+from ecotone.worker.ranks import RankSpec
 
 
 class Worker:
@@ -30,7 +31,7 @@ class Worker:
         config: the engine's.
         ec_factory: builds the rank's half of the EC connector; used when ``config.ec`` is set.
         engine_id: of this start of the engine.
-        rank: its number, from 0; on CUDA also the number of its device, unless the configuration names one.
+        spec: which rank it is; on CUDA its number is also that of its device, unless the configuration names one.
         epoch: distinguishes this start of the rank from earlier ones.
         wakeup: called from any thread when the connector has something to report outside a step.
         load: reads the model.
@@ -45,14 +46,14 @@ class Worker:
         config: EngineConfig,
         ec_factory: ECConnectorFactory | None,
         engine_id: str,
-        rank: int,
+        spec: RankSpec,
         epoch: int,
         wakeup: Callable[[], None],
         *,
         load: ModelLoader = load_model,
     ) -> None:
-        self.rank = rank
-        self.device = name_device(config.device, rank)
+        self.rank = spec.rank
+        self.device = name_device(config.device, spec.rank)
         self._task = config.task
         dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
         model = load(config.model, device=self.device, dtype=dtype, max_model_len=config.max_model_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ecotone.config import EngineConfig
@@ -33,6 +33,8 @@ class EchoExecutor(Executor):
         steps: what was ordered.
         waits: how often somebody waited for progress.
     """
+
+    output_rank = 0
 
     def __init__(self) -> None:
         self.before_step: Callable[[SchedulerOutput], None] = lambda _: None
@@ -71,7 +73,7 @@ class EchoExecutor(Executor):
         answer = (*prompt[prompt.index(COLON) + 1 :], EOS)
         return (answer[len(scheduled.output_token_ids) % len(answer)],)
 
-    def collective_rpc(self, method: str, *args: Any) -> Sequence[Any]:
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(method)
         results = {"model_info": MODEL_INFO, "statistics": {"rank": 0, "pid": 1}, "reset_encoder_cache": None}
         return [results[method]]

@@ -1,7 +1,6 @@
 """The step protocol, asked of every executor in the same words. A new executor is one more line in EXECUTORS."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -13,26 +12,20 @@ from ecotone.executor.base import Executor
 from ecotone.executor.uniproc import UniprocExecutor
 from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ECConnectorStats, ModelRunnerOutput, RankStats
 from ecotone.protocol.params import PoolingParams, SamplingParams
-from ecotone.testing.connectors import (
-    KVReportingWorker,
-    RecordedCalls,
-    RecordingConnectorFactory,
-    RecordingMetadata,
-)
-from ecotone.testing.executors import over_the_wire
-from ecotone.testing.models import PIXELS, PLACEHOLDER, TinyModel, load_tiny_model, tiny_item
+from ecotone.testing.connectors import RecordedCalls, RecordingConnectorFactory, RecordingMetadata
+from ecotone.testing.executors import over_the_wire, tiny_rank
+from ecotone.testing.models import PIXELS, PLACEHOLDER, TinyModel, tiny_item
 from ecotone.testing.steps import OrderedRequest, Steps, whole_steps
 
 P = PLACEHOLDER
-MAKE_RANK = partial(KVReportingWorker, load=load_tiny_model)
 
 
 def uniproc(config, factory):
-    return UniprocExecutor(config, factory, "engine", make_rank=MAKE_RANK)
+    return UniprocExecutor(config, factory, "engine", make_rank=tiny_rank)
 
 
 def uniproc_over_the_wire(config, factory):
-    return UniprocExecutor(config, factory, "engine", make_rank=over_the_wire(MAKE_RANK))
+    return UniprocExecutor(config, factory, "engine", make_rank=over_the_wire(tiny_rank))
 
 
 class Kind(NamedTuple):

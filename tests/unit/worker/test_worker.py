@@ -11,6 +11,7 @@ from ecotone.protocol.params import PoolingParams
 from ecotone.testing.connectors import RecordingConnectorFactory, RecordingMetadata
 from ecotone.testing.models import PLACEHOLDER, load_tiny_model, tiny_item
 from ecotone.testing.steps import OrderedRequest, Steps, whole_steps
+from ecotone.worker.ranks import RankSpec
 from ecotone.worker.worker import Worker, name_device
 
 P = PLACEHOLDER
@@ -18,7 +19,7 @@ P = PLACEHOLDER
 
 def make_worker(factory=None, *, wakeup=lambda: None, rank=0, load=load_tiny_model, **config):
     config = EngineConfig(**{"model": "tiny", "device": "cpu", "block_size": 4, "kv_blocks": 64, **config})
-    return Worker(config, factory, "engine-1", rank, 2, wakeup, load=load)
+    return Worker(config, factory, "engine-1", RankSpec(rank=rank), 2, wakeup, load=load)
 
 
 def test_methods_are_called_by_name():
