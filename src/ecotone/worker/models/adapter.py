@@ -61,7 +61,7 @@ class ModelAdapter:
         self._has_mrope = hasattr(self._core, "get_rope_index")
         self._has_blocks = _sees_images_both_ways(type(model))
         _enable_packed_attention(model, self._language_model)
-        spec = EncoderSpec(self.hidden_size, _num_levels(model.config), dtype_name(self.dtype))
+        spec = EncoderSpec(self.hidden_size, num_levels(model.config), dtype_name(self.dtype))
         self._encoder = Encoder(self._core, spec, self.device, self.dtype)
         self.info = ModelInfo(
             architecture=type(model).__name__,
@@ -170,7 +170,8 @@ def _gather(items: Sequence[MultiModalItem], name: str) -> Tensor | None:
     return torch.cat(values) if values else None
 
 
-def _num_levels(config: Any) -> int:
+def num_levels(config: Any) -> int:
+    """Extra levels of rows that a model of this transformers configuration has."""
     vision = getattr(config, "vision_config", None)
     return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
