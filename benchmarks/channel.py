@@ -48,6 +48,9 @@ class _Granting:
             else:
                 self._answers.append(Done(op.seq, True))
 
+    def flush(self) -> None:
+        pass
+
     def poll(self) -> Sequence[AnyAnswer]:
         answers, self._answers = self._answers, []
         return answers

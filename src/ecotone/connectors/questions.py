@@ -16,9 +16,10 @@ from ecotone.node.exchange import (
     Ready,
     Release,
     Ticket,
+    Unreachable,
 )
 
-Verdict = Ready | Ticket | Pending | Absent | NoRoom
+Verdict = Ready | Ticket | Pending | Absent | NoRoom | Unreachable
 
 
 class Question:

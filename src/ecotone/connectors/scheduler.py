@@ -29,6 +29,7 @@ from ecotone.node.exchange import (
     Pending,
     Ready,
     Ticket,
+    Unreachable,
 )
 from ecotone.node.keys import namespace_of
 from ecotone.protocol.connector import (
@@ -155,6 +156,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         """See the contract. ``None`` when the step neither loads nor saves."""
         self._poll()
         self._tell(self._questions.give_back())
+        self._exchange.flush()
         loads, saves = tuple(self._loads), tuple(self._saves)
         self._given.clear()
         self._allocated.clear()
@@ -289,5 +291,7 @@ def _why_unsaved(answer: Verdict | None) -> str:
             return "no_room"
         case Absent():
             return "consumer"
+        case Unreachable():
+            return "node_unreachable"
         case _:
             return "waited"

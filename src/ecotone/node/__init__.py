@@ -22,6 +22,7 @@ from ecotone.node.exchange import (
     Ready,
     Release,
     Ticket,
+    Unreachable,
 )
 from ecotone.node.extents import ExtentAllocator
 from ecotone.node.index import Index
@@ -57,6 +58,7 @@ __all__ = [
     "RegionServer",
     "Release",
     "Ticket",
+    "Unreachable",
     "attach_region",
     "make_policy",
     "namespace_of",

@@ -159,6 +159,9 @@ class EmbeddedExchange:
     def submit(self, ops: Sequence[AnyOp]) -> None:
         self._answers += self._node.apply(self, ops)
 
+    def flush(self) -> None:
+        """Nothing is ever kept back."""
+
     def poll(self) -> Sequence[AnyAnswer]:
         # An empty batch: it refuses where the node or this end was closed.
         self._answers += self._node.apply(self, ())

@@ -9,17 +9,18 @@ from ecotone.node.lifecycle import State
 
 
 class Entry(Candidate):
-    """One encoding and the memory it owns. ``pins`` counts its readers."""
+    """One encoding and the memory it owns. ``pins`` counts its readers; ``since`` is when its writer began (s)."""
 
-    __slots__ = ("extents", "key", "layout", "pieces", "pins", "state")
+    __slots__ = ("extents", "key", "layout", "pieces", "pins", "since", "state")
 
-    def __init__(self, op: Acquire, pieces: tuple[Piece, ...], extents: tuple[Extent, ...]) -> None:
+    def __init__(self, op: Acquire, pieces: tuple[Piece, ...], extents: tuple[Extent, ...], since: float) -> None:
         super().__init__(round_up(op.layout.nbytes), op.cost_s)
         self.key = op.key
         self.layout = op.layout
         self.pieces = pieces
         self.extents = extents
         self.pins = 0
+        self.since = since
         self.state = State.ABSENT
 
 

@@ -176,6 +176,10 @@ class NoRoom(Answer, frozen=True, tag="no_room", gc=False):
     """It is not there and there is no memory for it now."""
 
 
+class Unreachable(Answer, frozen=True, tag="unreachable", gc=False):
+    """The node cannot be asked now, or was lost before it answered. Whatever it gave belongs to nobody."""
+
+
 class Done(Answer, frozen=True, tag="done", gc=False):
     """Taken in. ``effect`` is False where it changed nothing: late, unknown, repeated, or another client's."""
 
@@ -183,7 +187,7 @@ class Done(Answer, frozen=True, tag="done", gc=False):
 
 
 AnyOp = Acquire | Lookup | Commit | Abort | Release | Forget | ForgetAll
-AnyAnswer = Ready | Ticket | Pending | Absent | NoRoom | Done
+AnyAnswer = Ready | Ticket | Pending | Absent | NoRoom | Unreachable | Done
 
 
 class NodeExchange(Protocol):
@@ -191,6 +195,15 @@ class NodeExchange(Protocol):
 
     def submit(self, ops: Sequence[AnyOp]) -> None:
         """Hand over operations, to be carried out in order. Never blocks.
+
+        Raises:
+            ShutDownError: this end, or the node, was closed.
+        """
+        ...
+
+    def flush(self) -> None:
+        """The caller's step has no more operations: what was handed over and kept back goes out now, in one
+        message. Never blocks; without a message where there is nothing.
 
         Raises:
             ShutDownError: this end, or the node, was closed.

@@ -51,10 +51,18 @@ class Index:
         region_id, generation: name the region in the extents handed out.
         policy: chooses what is evicted; the index becomes its only user.
         max_pieces: the most extents an entry is split into.
+        first_id: the first number of a pin or transfer. A node that may be restarted under its clients chooses
+            it so that no number of an earlier life comes again.
     """
 
     def __init__(
-        self, capacity: int, region_id: str, generation: int, policy: EvictionPolicy, max_pieces: int = 16
+        self,
+        capacity: int,
+        region_id: str,
+        generation: int,
+        policy: EvictionPolicy,
+        max_pieces: int = 16,
+        first_id: int = 1,
     ) -> None:
         self.allocator = ExtentAllocator(capacity, max_pieces)
         self.entries: dict[str, Entry] = {}
@@ -66,7 +74,7 @@ class Index:
         self.bytes_by_state = dict.fromkeys(State, 0)
         self._region = (region_id, generation)
         self._leases: list[tuple[float, int]] = []
-        self._ids = count(1)
+        self._ids = count(first_id)
         self._count = dict.fromkeys(COUNTERS, 0)
         self._handlers: dict[type, Callable[[Holder, Any, float], AnyAnswer]] = {
             Acquire: self._acquire,
@@ -89,6 +97,11 @@ class Index:
             holder = self.holders[client] = Holder(client)
         handlers = self._handlers
         return [handlers[type(op)](holder, op, now) for op in ops]
+
+    def report(self, client: str, ops: Sequence[Commit | Abort | Release], now: float) -> list[AnyAnswer]:
+        """As ``apply``, for what ``client``, which may have left, is known to have done."""
+        holder = self.holders.get(client) or Holder(client)
+        return [self._handlers[type(op)](holder, op, now) for op in ops]
 
     def expire(self, now: float) -> None:
         """Let every pin fall whose lease ended at ``now`` or before: each has its own deadline."""
@@ -123,6 +136,29 @@ class Index:
         for holder in self.lost.pop(client, ()):
             self._end(holder)
 
+    def reclaim(self, client: str, kept: frozenset[int]) -> None:
+        """``client``, closed earlier with ``may_still_touch``, is back, and knows of the pins and transfers in
+        ``kept`` alone: what else was given to it never arrived, so that nobody uses it."""
+        for holder in self.lost.get(client, ()):
+            for transfer_id in sorted(holder.transfers - kept):
+                self._finish(transfer_id, Event.ABORT)
+            for pin_id in sorted(holder.pins - kept):
+                self._unpin(pin_id)
+
+    def held_by(self, client: str) -> tuple[list[int], list[int]]:
+        """The numbers of the transfers and of the pins that ``client`` holds, or held when it was closed."""
+        holders = [*self.lost.get(client, ())]
+        if client in self.holders:
+            holders.append(self.holders[client])
+        return sorted(i for h in holders for i in h.transfers), sorted(i for h in holders for i in h.pins)
+
+    def evict(self, nbytes: int) -> int:
+        """Evict what the policy chooses until ``nbytes`` are free or nothing may go; the bytes evicted."""
+        before = self._count["bytes_evicted"]
+        while self.allocator.free_bytes < nbytes and self.bytes_by_state[State.READY]:
+            self._evict()
+        return self._count["bytes_evicted"] - before
+
     def statistics(self) -> dict[str, float]:
         """Counters since the start, and gauges. ``bytes_free + bytes_writing + bytes_ready + bytes_draining`` is
         ``bytes_total``; ``bytes_pinned`` is a part of ``bytes_ready``."""
@@ -155,7 +191,7 @@ class Index:
         entry = self._find(op.key, op.layout)
         if entry is None:
             self._count["misses"] += 1
-            return self._begin(holder, op)
+            return self._begin(holder, op, now)
         if entry.state is State.WRITING:
             self._count["pending"] += 1
             return Pending(op.seq)
@@ -207,13 +243,13 @@ class Index:
         self._move(entry, Event.FORGET)
         return None
 
-    def _begin(self, holder: Holder, op: Acquire) -> Ticket | NoRoom:
+    def _begin(self, holder: Holder, op: Acquire, now: float) -> Ticket | NoRoom:
         pieces = self._make_room(op.layout.nbytes)
         if pieces is None:
             return NoRoom(op.seq)
         region_id, generation = self._region
         extents = tuple([Extent(region_id, generation, start, length) for start, length in pieces])
-        entry = self.entries[op.key] = Entry(op, pieces, extents)
+        entry = self.entries[op.key] = Entry(op, pieces, extents, now)
         transfer_id = next(self._ids)
         self.transfers[transfer_id] = entry, holder
         holder.transfers.add(transfer_id)
@@ -289,11 +325,14 @@ class Index:
                     self._count["no_room_fragmented"] += 1
                     return None
                 checked = True
-            victim = cast(Entry, self.policy.victim())
-            self._count["evictions"] += 1
-            self._count["bytes_evicted"] += victim.nbytes
-            self._move(victim, Event.EVICT)
+            self._evict()
         return pieces
+
+    def _evict(self) -> None:
+        victim = cast(Entry, self.policy.victim())
+        self._count["evictions"] += 1
+        self._count["bytes_evicted"] += victim.nbytes
+        self._move(victim, Event.EVICT)
 
     def _held_pieces(self) -> list[Piece]:
         """The memory of every entry that cannot be evicted: each has a pin or a transfer."""

@@ -29,6 +29,11 @@ class DelayedExchange:
         self._inner.submit(ops)
         self._collect()
 
+    def flush(self) -> None:
+        """See ``NodeExchange``."""
+        self._inner.flush()
+        self._collect()
+
     def poll(self) -> Sequence[AnyAnswer]:
         """See ``NodeExchange``."""
         self._collect()

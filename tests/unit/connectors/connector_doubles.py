@@ -39,6 +39,7 @@ class ScriptedNode:
         self.silent = False
         self.ops: list[AnyOp] = []
         self.closed = 0
+        self.flushes = 0
         self._queue: list[AnyAnswer] = []
         self._id = 100
 
@@ -62,6 +63,9 @@ class ScriptedNode:
             "absent": Absent(op.seq),
             "no_room": NoRoom(op.seq),
         }[self.verdicts.get(op.key, "ticket" if isinstance(op, Acquire) else "absent")]
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def poll(self) -> Sequence[AnyAnswer]:
         if self.silent:

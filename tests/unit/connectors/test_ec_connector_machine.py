@@ -45,6 +45,9 @@ class IndexExchange:
     def submit(self, ops: Sequence[AnyOp]) -> None:
         self.answers += self.index.apply(self.client, ops, self.clock())
 
+    def flush(self) -> None:
+        pass
+
     def poll(self) -> Sequence[AnyAnswer]:
         answers, self.answers = self.answers, []
         return answers
