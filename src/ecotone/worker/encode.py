@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 from ecotone.protocol.step import MultiModalItem
 from ecotone.worker.encoder_cache import RankEncoderCache
-from ecotone.worker.model import Model
 from ecotone.worker.models.encode import EncodeFailure
+from ecotone.worker.parallel.encoder import Encode
 
 
-def encode_items(model: Model, cache: RankEncoderCache, jobs: Mapping[str, MultiModalItem]) -> dict[str, str]:
-    """Encode ``jobs``, key -> item, into ``cache``; returns key -> reason of those that failed."""
+def encode_items(encode: Encode, cache: RankEncoderCache, jobs: Mapping[str, MultiModalItem]) -> dict[str, str]:
+    """Encode ``jobs``, key -> item, into ``cache``; returns key -> reason of those that failed. They are encoded
+    whether the cache has them or not: the other ranks do so too, and wait for this one."""
     if not jobs:
         return {}
     failures: dict[str, str] = {}
-    for (key, item), rows in zip(jobs.items(), model.encode(list(jobs.values())), strict=True):
+    for (key, item), rows in zip(jobs.items(), encode(list(jobs.values())), strict=True):
         if isinstance(rows, EncodeFailure):
             failures[key] = rows.reason
             continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -63,12 +63,22 @@ class Model(Protocol):
 
 
 class ModelLoader(Protocol):
-    """Loads the checkpoint folder ``path``. ``dtype=None`` is float32 on a CPU, the checkpoint's elsewhere.
+    """Loads the checkpoint folder ``path``.
+
+    Args:
+        dtype: ``None`` is float32 on a CPU, the checkpoint's elsewhere.
+        divide: takes from the model, before it goes to its device, what other ranks hold.
 
     Raises:
         ModelError: it cannot be loaded.
     """
 
     def __call__(
-        self, path: str, *, device: torch.device, dtype: torch.dtype | None, max_model_len: int | None = None
+        self,
+        path: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        max_model_len: int | None = None,
+        divide: Callable[[Any], None] | None = None,
     ) -> Model: ...

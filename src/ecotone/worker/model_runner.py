@@ -32,6 +32,8 @@ from ecotone.worker.gather import gather_encoder_rows
 from ecotone.worker.input_batch import InputBatch
 from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.model import Model
+from ecotone.worker.parallel.encoder import Encode
+from ecotone.worker.parallel.pipeline import ONLY_STAGE, Stage
 from ecotone.worker.penalties import SampleRequest, adjust
 from ecotone.worker.pooling import Pooler
 from ecotone.worker.request_state import RequestState
@@ -61,6 +63,9 @@ class ModelRunner:
 
     Args:
         params_type: what the engine's task asks of requests.
+        encode: encodes items, together with other ranks where there are others; ``None`` is the model alone.
+        stage: the way to the ranks that have the other layers.
+        is_output_rank: whether this rank's tokens and vectors count. The others answer with their reports alone.
     """
 
     def __init__(
@@ -70,12 +75,19 @@ class ModelRunner:
         encoder_cache: RankEncoderCache,
         kv_cache: PagedKVCache,
         params_type: type[SamplingParams] | type[PoolingParams],
+        *,
+        encode: Encode | None = None,
+        stage: Stage = ONLY_STAGE,
+        is_output_rank: bool = True,
     ) -> None:
         self.ec_connector = ec_connector
         self.encoder_cache = encoder_cache
         self._model = model
         self._kv_cache = kv_cache
         self._params_type = params_type
+        self._encode_together = encode or model.encode
+        self._stage = stage
+        self._is_output_rank = is_output_rank
         self._states: dict[str, RequestState] = {}
         self._pooler = Pooler()
         self._execute_model_state: ExecuteModelState | None = None
@@ -100,7 +112,9 @@ class ModelRunner:
         if not scheduler_output.scheduled:
             return self._merge_ec_connector_no_forward(scheduler_output, EMPTY_MODEL_RUNNER_OUTPUT)
         with self.ec_connector.step(scheduler_output, self._loads(scheduler_output)) as step:
-            errors = self._encode(scheduler_output.scheduled, step)
+            errors = self._encode(scheduler_output.scheduled, step) if self._stage.is_first else {}
+            if any(r.encode for r in scheduler_output.scheduled):
+                errors = self._stage.relay_errors(errors)
             running = [r for r in scheduler_output.scheduled if r.req_id not in errors]
             if not running:
                 output = ModelRunnerOutput(request_errors=errors)
@@ -123,7 +137,9 @@ class ModelRunner:
         """
         state = self._take_state()
         errors = dict(state.request_errors)
-        sampled = self._sample(state, errors)
+        sampled = self._sample(state, errors) if self._stage.is_last else {}
+        if not self._is_output_rank:
+            return ModelRunnerOutput.with_ec_conn_output_only(state.ec_connector_output)
         tokens = [sampled.get(i) for i in range(len(state.batch.requests))]
         kept = [(r.req_id, t) for r, t in zip(state.batch.requests, tokens, strict=True) if r.req_id not in errors]
         return ModelRunnerOutput(
@@ -143,6 +159,8 @@ class ModelRunner:
             ContractError: there is no step to finish.
         """
         state = self._take_state()
+        if not self._is_output_rank:
+            return ModelRunnerOutput.with_ec_conn_output_only(state.ec_connector_output)
         batch = state.batch
         num_requests, finishing = len(batch.requests), set(batch.finishing())
         return ModelRunnerOutput(
@@ -194,7 +212,7 @@ class ModelRunner:
     def _encode(self, scheduled: Sequence[ScheduledRequest], step: ECStep) -> dict[str, str]:
         """Encode what is ordered, each key once; returns why which requests cannot go on."""
         jobs = {r.item_keys[i]: self._states[r.req_id].data.items[i] for r in scheduled for i in r.encode}
-        failures = encode_items(self._model, self.encoder_cache, jobs)
+        failures = encode_items(self._encode_together, self.encoder_cache, jobs)
         for key, item in jobs.items():
             if key not in failures:
                 self._counters["encodes"] += 1
@@ -209,18 +227,32 @@ class ModelRunner:
         return errors
 
     def _forward(self, batch: InputBatch, step: ECStep) -> Tensor:
-        """``[T, hidden]`` of the batch's tokens; their keys and values are stored."""
-        model = self._model
-        embeds, mask, extra = model.embed_tokens(batch.token_ids), None, None
-        gathered = gather_encoder_rows(batch, self.encoder_cache, step)
-        if gathered is not None:
-            embeds = embeds.index_copy(0, gathered.index, gathered.rows[:, : model.hidden_size])
-            extra = gathered.rows[:, model.hidden_size :]
-            mask = torch.zeros(len(embeds), dtype=torch.bool, device=model.device)
-            mask[gathered.index] = True
+        """``[T, hidden]`` of the batch's tokens, after this stage's layers; their keys and values are stored."""
+        model, num_tokens = self._model, batch.starts[-1]
+        mask = extra = None
+        if self._stage.is_first:
+            embeds, mask, extra = self._embed(batch, step)
+        else:
+            embeds = self._stage.receive(num_tokens)
         plan = AttentionPlan.build(batch.segments, self._kv_cache.block_size, model.device)
-        self._counters["tokens"] += len(embeds)
-        return model.forward(embeds, batch.positions, plan, self._kv_cache, rows_mask=mask, extra=extra)
+        self._counters["tokens"] += num_tokens
+        hidden_states = model.forward(embeds, batch.positions, plan, self._kv_cache, rows_mask=mask, extra=extra)
+        if not self._stage.is_last:
+            self._stage.send(hidden_states)
+        return hidden_states
+
+    def _embed(self, batch: InputBatch, step: ECStep) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Embeddings ``[T, hidden]`` with the encoder rows in their places; which tokens these are, bool ``[T]``,
+        and the rows' further columns, where there are any."""
+        model = self._model
+        embeds = model.embed_tokens(batch.token_ids)
+        gathered = gather_encoder_rows(batch, self.encoder_cache, step)
+        if gathered is None:
+            return embeds, None, None
+        embeds = embeds.index_copy(0, gathered.index, gathered.rows[:, : model.hidden_size])
+        mask = torch.zeros(len(embeds), dtype=torch.bool, device=model.device)
+        mask[gathered.index] = True
+        return embeds, mask, gathered.rows[:, model.hidden_size :]
 
     def _collect(self, step: ECStep) -> ECConnectorOutput | None:
         return self._counted(step.collect())
@@ -250,6 +282,8 @@ class ModelRunner:
             return {}
         requests = [self._sample_request(batch, index) for index in finishing]
         logits = self._model.logits(state.hidden_states[[batch.starts[i + 1] - 1 for i in finishing]])
+        if not self._is_output_rank:  # it only had to help with the logits
+            return {}
         logits = adjust(logits, requests, self._model.info.eos_token_ids)
         good = usable(logits)
         errors.update(

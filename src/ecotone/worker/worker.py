@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from ecotone.protocol.step import SchedulerOutput
 from ecotone.worker.ec_connector import NO_OP_EC_CONNECTOR, ActiveECConnector, ECHook
 from ecotone.worker.encoder_cache import RankEncoderCache
 from ecotone.worker.kv_cache import PagedKVCache
-from ecotone.worker.model import ModelLoader
+from ecotone.worker.model import Model, ModelLoader
 from ecotone.worker.model_runner import ModelRunner
 from ecotone.worker.models.loading import load_model
-from ecotone.worker.ranks import RankSpec
+from ecotone.worker.parallel.pipeline import ONLY_STAGE
+from ecotone.worker.parallel.place import Place, join
+from ecotone.worker.ranks import RankSpec, output_rank
 
 
 class Worker:
@@ -29,7 +32,8 @@ class Worker:
 
     Args:
         config: the engine's.
-        ec_factory: builds the rank's half of the EC connector; used when ``config.ec`` is set.
+        ec_factory: builds the rank's half of the EC connector; used when ``config.ec`` is set, and on the first
+            pipeline stage only: the others have no encoder.
         engine_id: of this start of the engine.
         spec: which rank it is; on CUDA its number is also that of its device, unless the configuration names one.
         epoch: distinguishes this start of the rank from earlier ones.
@@ -37,8 +41,10 @@ class Worker:
         load: reads the model.
 
     Raises:
-        ConfigError: a device that is not there; ``config.ec`` without a factory.
+        ConfigError: a device that is not there; ``config.ec`` without a factory; a model that cannot be divided
+            among the ranks.
         ModelError: the model cannot be loaded.
+        ResourceError: the other ranks are not there.
     """
 
     def __init__(
@@ -55,15 +61,30 @@ class Worker:
         self.rank = spec.rank
         self.device = name_device(config.device, spec.rank)
         self._task = config.task
-        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-        model = load(config.model, device=self.device, dtype=dtype, max_model_len=config.max_model_len)
-        self._model_info = model.info
-        cache = RankEncoderCache(model.info.encoder, self.device)
-        # The connector comes last: nothing after it can fail and leave its half open.
-        kv_cache = PagedKVCache(model.num_layers, config.kv_blocks, config.block_size)
-        self._ec_connector = self._connect(config, ec_factory, engine_id, epoch, wakeup, cache)
-        params_type = PoolingParams if config.task == "embed" else SamplingParams
-        self._runner = ModelRunner(model, self._ec_connector, cache, kv_cache, params_type)
+        with ExitStack() as stack:
+            self._place: Place | None = None
+            if spec.world_size > 1 and spec.init_method:
+                self._place = join(spec, self.device)
+                stack.callback(self._place.leave)
+            model = self._load(config, load)
+            self._model_info = model.info
+            cache = RankEncoderCache(model.info.encoder, self.device)
+            kv_cache = PagedKVCache(model.num_layers, config.kv_blocks, config.block_size)
+            # The connector comes last: nothing after it can fail and leave its half open.
+            self._ec_connector = NO_OP_EC_CONNECTOR
+            if spec.pp_rank == 0:
+                self._ec_connector = self._connect(config, ec_factory, engine_id, epoch, wakeup, cache)
+            stack.pop_all()
+        self._runner = ModelRunner(
+            model,
+            self._ec_connector,
+            cache,
+            kv_cache,
+            PoolingParams if config.task == "embed" else SamplingParams,
+            encode=None if self._place is None else self._place.encoder(model, config.mm_encoder_tp_mode),
+            stage=ONLY_STAGE if self._place is None else self._place.stage(model),
+            is_output_rank=self._place is None or spec.rank == output_rank(config),
+        )
         self._methods: dict[str, Callable[..., Any]] = {
             "model_info": self.model_info,
             "execute_model": self.execute_model,
@@ -72,6 +93,11 @@ class Worker:
             "statistics": self.statistics,
             "shutdown": self.shutdown,
         }
+
+    def _load(self, config: EngineConfig, load: ModelLoader) -> Model:
+        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+        options: dict[str, Any] = {} if self._place is None else {"divide": self._place.divide}
+        return load(config.model, device=self.device, dtype=dtype, max_model_len=config.max_model_len, **options)
 
     def _connect(
         self,
@@ -141,9 +167,12 @@ class Worker:
         return {**self._runner.statistics(), "rank": self.rank, "pid": os.getpid()}
 
     def shutdown(self) -> None:
-        """Close the connector's half and drop the encodings (views of its memory among them). Idempotent."""
+        """Close the connector's half, drop the encodings (views of its memory among them), and leave the other
+        ranks. Idempotent."""
         self._runner.reset_encoder_cache()
         self._ec_connector.shutdown()
+        if self._place is not None:
+            self._place.leave()
 
 
 def name_device(device: str, rank: int) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def load_model(
-    path: str, *, device: torch.device, dtype: torch.dtype | None, max_model_len: int | None = None
+    path: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    max_model_len: int | None = None,
+    divide: Callable[[Any], None] | None = None,
 ) -> ModelAdapter:
     """The model in folder ``path``, ready to serve.
 
@@ -32,6 +37,7 @@ def load_model(
         device: where it runs.
         dtype: of weights and activations; ``None`` is float32 on a CPU, the checkpoint's elsewhere.
         max_model_len: longest prompt plus output in tokens; ``None`` takes the model's own.
+        divide: takes from the model, before it goes to ``device``, what other ranks hold.
 
     Raises:
         UnsupportedModelError: a family there is no adapter for; the message lists the supported ones.
@@ -49,6 +55,8 @@ def load_model(
             f"max_model_len={max_model_len}: the model in {folder} can do from 1 to {own_limit} tokens"
         )
     eos_token_ids = _eos_token_ids(model)
+    if divide is not None:
+        divide(model)
     return ModelAdapter(_on(device, model), max_model_len=max_model_len or own_limit, eos_token_ids=eos_token_ids)
 
 

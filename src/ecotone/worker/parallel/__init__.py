@@ -1,0 +1,1 @@
+"""Ranks that compute one model together, over torch.distributed."""
