@@ -46,7 +46,7 @@ def load_model(
         ResourceError: there is no such device, or no room on it.
     """
     folder = Path(path)
-    architecture = _read_architecture(folder)
+    architecture = read_architecture(folder)
     _check_weights(folder)
     model = _read_model(folder, architecture, dtype or (torch.float32 if device.type == "cpu" else None))
     own_limit = model.config.get_text_config().max_position_embeddings
@@ -60,7 +60,13 @@ def load_model(
     return ModelAdapter(_on(device, model), max_model_len=max_model_len or own_limit, eos_token_ids=eos_token_ids)
 
 
-def _read_architecture(folder: Path) -> str:
+def read_architecture(folder: Path) -> str:
+    """The class name in the folder's ``config.json``.
+
+    Raises:
+        UnsupportedModelError: there is no adapter for it.
+        ModelError: there is no such folder, or its configuration cannot be read.
+    """
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist")
     config = _read_json(folder / CONFIG_FILE)
