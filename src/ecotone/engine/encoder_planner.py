@@ -35,7 +35,8 @@ class EncoderPlan:
         shared: items whose key an earlier item of this plan orders.
         stored: items of an engine that only encodes that are known to be stored: nothing to do for them.
         cut: why the chunk is shorter than wanted, if an item is the reason.
-        claimed: key -> rows that the plan takes from what is available.
+        claimed, ordered: keys that the plan references, and those of them that it orders.
+        claimed_rows: rows that the plan takes from what is available in the encoder cache.
         encode_rows: rows that the plan takes from the step's encoder budget.
     """
 
@@ -46,7 +47,9 @@ class EncoderPlan:
     shared: list[int] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
     cut: Cut | None = None
-    claimed: dict[str, int] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    ordered: set[str] = field(default_factory=set)
+    claimed_rows: int = 0
     encode_rows: int = 0
 
 
@@ -122,9 +125,9 @@ class EncoderPlanner:
         """Put item ``index`` into ``plan``, or say why it cannot be had."""
         key, num_rows = request.item_keys[index], request.items[index].num_rows
         rows = 0 if key in plan.claimed else self._manager.rows_to_claim(key, num_rows)
-        if sum(plan.claimed.values()) + rows > self._manager.num_available_rows:
+        if plan.claimed_rows + rows > self._manager.num_available_rows:
             return Cut.NO_ROOM
-        if any(request.item_keys[earlier] == key for earlier in (*plan.encode, *plan.load)):
+        if key in plan.ordered:
             plan.shared.append(index)
         elif self._is_held(key):
             plan.hits.append(index)
@@ -142,7 +145,9 @@ class EncoderPlanner:
             else:
                 plan.encode.append(index)
                 plan.encode_rows += num_rows
-        plan.claimed.setdefault(key, rows)
+            plan.ordered.add(key)
+        plan.claimed.add(key)
+        plan.claimed_rows += rows
         return None
 
     def _is_held(self, key: str) -> bool:

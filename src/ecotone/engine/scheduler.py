@@ -110,7 +110,6 @@ class Scheduler:
         self._encoder_cache.reset()
         for req_id, request in self._pool.requests.items():
             request.item_keys = keys[req_id]
-            request.load_failures.clear()
 
     def schedule(self) -> SchedulerOutput:
         """Order the next step. With nothing to compute it is a step without tokens, which still runs the
@@ -151,7 +150,7 @@ class Scheduler:
 
         self._apply_ec_output(ec, failed | doubtful)
         deltas = [self._fail(req_id, reason) for req_id, reason in errors.items()]
-        for req_id in discarded:
+        for req_id in sorted(discarded):  # sorted: the order in which room is freed must not depend on hashes
             self._roll_back(self._pool.requests[req_id], failed)
         for req_id, scheduled in kept.items():
             deltas += self._advance(self._pool.requests[req_id], scheduled, rows[req_id])
@@ -183,7 +182,7 @@ class Scheduler:
             self._counters["fallbacks_load_failed"] += len(ec.failed_loads)
             if self._connector is not None:
                 self._connector.update_connector_output(ec)
-        for key in gone:
+        for key in sorted(gone):
             self._encoder_cache.drop(key)
 
     def _fail(self, req_id: str, reason: str) -> RequestDelta:
@@ -200,7 +199,7 @@ class Scheduler:
 
     def _advance(self, request: Request, scheduled: ScheduledRequest, row: RowResult) -> list[RequestDelta]:
         request.num_computed_tokens += scheduled.num_tokens
-        for index in self._encoder_cache.get_cached_input_ids(request):
+        for index in sorted(self._encoder_cache.get_cached_input_ids(request)):
             if request.num_computed_tokens >= request.items[index].end:
                 self._encoder_cache.free_encoder_input(request, index)
         if row.token_ids and request.first_token_time is None:

@@ -1,189 +1,38 @@
-"""Ranks and an EC connector that check what they are told, and a model whose answer depends on every position.
+"""A scheduler over simulated ranks that check what they are told.
 
 A simulated rank stores what it computes in paged blocks and holds encodings in a dict, as a real one does. Its
 next token is a digest of all that its blocks hold for the request, so a wrong chunk, block, encoding or rollback
-changes the text. ``expected_output`` gives the text in closed form.
+changes the text.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
+from sim_connector import ScriptedConnector
+from sim_model import EOS, Value, encoding, expected_output, limits, next_token, placeholders
 
 from ecotone.engine.admission import SchedulerLimits
-from ecotone.engine.request import Request, RequestStatus
+from ecotone.engine.request import Request
 from ecotone.engine.scheduler import Scheduler
 from ecotone.engine.step_result import RequestDelta
 from ecotone.protocol.arrays import Array
-from ecotone.protocol.connector import (
-    CacheLookup,
-    ECConnectorContext,
-    ECConnectorMetadata,
-    ECItem,
-    ECRole,
-    ECSchedulerConnector,
-)
 from ecotone.protocol.outputs import ECConnectorOutput, ModelRunnerOutput
-from ecotone.protocol.params import PoolingParams, SamplingParams
-from ecotone.protocol.step import MultiModalItem, NewRequestData, SchedulerOutput
-
-VOCAB = 50
-EOS = 7
-PLACEHOLDER = -1
-BETWEEN = 8
-Value = int | str
+from ecotone.protocol.params import SamplingParams
+from ecotone.protocol.step import NewRequestData, SchedulerOutput
 
 
-def limits(**changes: int | bool) -> SchedulerLimits:
-    values = {
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 8,
-        "max_model_len": 64,
-        "block_size": 4,
-        "kv_blocks": 64,
-        "encoder_cache_rows": 32,
-        "encoder_budget_rows": 32,
-    }
-    return SchedulerLimits(**{**values, **changes})
+def build(role="ec_both", num_ranks: int = 1, patience: int = 3, stored: str = "", **bounds: int) -> SimEngine:
+    """An engine whose connector finds the items of ``stored``."""
+    connector = ScriptedConnector(role, patience)
+    connector.stored = {f"0:{item}" for item in stored}
+    return SimEngine(limits(**bounds), connector, num_ranks)
 
 
-def make_request(
-    req_id: str,
-    prompt: int | Iterable[int | str],
-    *,
-    rows: dict[str, int | tuple[int, ...]] | None = None,
-    params: SamplingParams | PoolingParams | None = None,
-    epoch: int = 0,
-    **sampling: object,
-) -> Request:
-    """``prompt``: so many text tokens; or token ids, with item ids standing for all placeholders of an item.
-    ``rows``: of each item; a tuple has its groups of placeholders, with a token of text between them."""
-    tokens: list[int] = []
-    items: list[MultiModalItem] = []
-    for part in range(10, 10 + prompt) if isinstance(prompt, int) else prompt:
-        if isinstance(part, str):
-            given = (rows or {})[part]
-            groups = (given,) if isinstance(given, int) else given
-            span = [token for group in groups for token in (BETWEEN, *[PLACEHOLDER] * group)][1:]
-            items.append(
-                MultiModalItem(
-                    modality="image", item_id=part, offset=len(tokens), num_rows=sum(groups), length=len(span)
-                )
-            )
-            tokens += span
-        else:
-            tokens.append(part)
-    return Request(
-        req_id,
-        tuple(tokens),
-        params or SamplingParams(**{"ignore_eos": True, "max_tokens": 4, **sampling}),
-        items=tuple(items),
-        item_keys=keys_of(items, epoch),
-        arrival_time=0.0,
-    )
-
-
-def keys_of(items: Iterable[MultiModalItem], epoch: int = 0) -> tuple[str, ...]:
-    return tuple(f"{epoch}:{item.item_id}" for item in items)
-
-
-def encoding(item: MultiModalItem) -> tuple[Value, ...]:
-    return tuple(f"{item.item_id}/{row}" for row in range(item.num_rows))
-
-
-def placeholders(item: MultiModalItem, prompt_token_ids: Sequence[int]) -> list[int]:
-    return [p for p in range(item.offset, item.end) if prompt_token_ids[p] == PLACEHOLDER]
-
-
-def next_token(values: Iterable[Value | None]) -> int:
-    digest = hashlib.sha256(repr(list(values)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") % VOCAB
-
-
-def prompt_values(request: Request) -> list[Value]:
-    values: list[Value] = list(request.prompt_token_ids)
-    for item in request.items:
-        for position, row in zip(placeholders(item, request.prompt_token_ids), encoding(item), strict=True):
-            values[position] = row
-    return values
-
-
-def expected_output(request: Request, bounds: SchedulerLimits) -> tuple[list[int], RequestStatus]:
-    """What ``request`` generates whatever happens on the way, and how it ends."""
-    values, output, params = prompt_values(request), [], request.params
-    while True:
-        token = next_token(values)
-        values.append(token)
-        output.append(token)
-        if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
-            return output, RequestStatus.FINISHED_STOPPED
-        if len(output) == params.max_tokens or len(values) == bounds.max_request_tokens:
-            return output, RequestStatus.FINISHED_LENGTH
-
-
-class Orders(ECConnectorMetadata, frozen=True):
-    """Keys that the ranks load, and save after they encoded them."""
-
-    loads: tuple[str, ...] = ()
-    saves: tuple[str, ...] = ()
-
-
-class ScriptedConnector(ECSchedulerConnector):
-    """Answers by what is ``stored`` and what is ``pending``, and holds the scheduler to the contract."""
-
-    def __init__(self, role: ECRole = "ec_both", patience: int = 3) -> None:
-        super().__init__(ECConnectorContext(engine_id="test", role=role, options={}))
-        self.stored: set[str] = set()
-        self.pending: set[str] = set()
-        self.forgets = True
-        self.patience = patience
-        self.pending_work = False
-        self.lookups: list[tuple[str, str]] = []
-        self.finished: list[str] = []
-        self.pending_answers = 0  # of the last pass
-        self._waited: dict[tuple[str, str], int] = {}
-        self._answers: dict[tuple[str, str], CacheLookup] = {}
-        self._loads: list[str] = []
-        self._saves: list[str] = []
-
-    def lookup(self, req_id: str, item: ECItem) -> CacheLookup:
-        self.lookups.append((req_id, item.key))
-        asked = (req_id, item.key)
-        if asked not in self._answers:
-            self._answers[asked] = self._answer(asked)
-        return self._answers[asked]
-
-    def _answer(self, asked: tuple[str, str]) -> CacheLookup:
-        if asked[1] in self.pending and self._waited.get(asked, 0) < self.patience:
-            self._waited[asked] = self._waited.get(asked, 0) + 1
-            return CacheLookup.PENDING
-        return CacheLookup.READY if asked[1] in self.stored else CacheLookup.MISS
-
-    def update_state_after_alloc(self, req_id: str, item: ECItem) -> None:
-        answer = self._answers[req_id, item.key]
-        assert answer is not CacheLookup.PENDING
-        assert item.key not in self._loads + self._saves, "told twice of one key in one step"
-        (self._loads if answer is CacheLookup.READY else self._saves).append(item.key)
-
-    def build_connector_meta(self) -> Orders | None:
-        self.pending_answers = sum(a is CacheLookup.PENDING for a in self._answers.values())
-        orders = Orders(tuple(self._loads), tuple(self._saves))
-        self._answers.clear()
-        self._loads.clear()
-        self._saves.clear()
-        return orders if orders.loads or orders.saves else None
-
-    def update_connector_output(self, output: ECConnectorOutput) -> None:
-        if self.forgets:
-            self.stored -= output.failed_loads
-
-    def request_finished(self, req_id: str) -> None:
-        self.finished.append(req_id)
-
-    def has_pending_work(self) -> bool:
-        return self.pending_work
+def shares(order: SchedulerOutput) -> dict[str, int]:
+    """How many tokens each request computes in the step."""
+    return {s.req_id: s.num_tokens for s in order.scheduled}
 
 
 class SimRank:
@@ -376,3 +225,15 @@ class SimEngine:
         for rank in self.ranks:
             assert not rank.requests
             assert rank.rows_held() <= statistics["encoder_cache_rows_used"]
+
+    def check_texts(self, *requests: Request) -> None:
+        """Nothing is left behind, and each text is the one that the model writes undisturbed."""
+        for request in requests:
+            assert (self.outputs[request.req_id], request.status) == expected_output(request, self.bounds)
+        self.assert_at_rest()
+
+    def finish(self, *requests: Request) -> None:
+        """Add ``requests``, run all to the end, and check their texts."""
+        self.add(*requests)
+        self.run()
+        self.check_texts(*requests)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from sim_engine import ScriptedConnector, SimEngine, limits, make_request
+from sim_connector import ScriptedConnector
+from sim_engine import SimEngine
+from sim_model import limits, make_request
 
 from ecotone.config import EngineConfig
 from ecotone.engine.admission import SchedulerLimits

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sim_engine import make_request
+from sim_model import make_request
 
 from ecotone.engine.encoder_cache_manager import EncoderCacheManager
 from ecotone.engine.request import Request

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_engine import ScriptedConnector, SimEngine, expected_output, limits, make_request
+from sim_connector import ScriptedConnector
+from sim_engine import SimEngine
+from sim_model import expected_output, limits, make_request
 
 from ecotone.config import EngineConfig
 from ecotone.engine.admission import SchedulerLimits

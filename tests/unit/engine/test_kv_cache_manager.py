@@ -3,7 +3,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from sim_engine import make_request
+from sim_model import make_request
 
 from ecotone.engine.kv_cache_manager import KVCacheManager
 from ecotone.errors import IntegrityError

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from sim_engine import make_request
+from sim_model import make_request
 
 from ecotone.engine.request import FINISH_REASONS, TRANSITIONS, RequestStatus
 from ecotone.errors import IllegalTransitionError

@@ -1,36 +1,12 @@
-"""The scheduler and an EC connector: loads, PENDING, failed loads, engines that only encode."""
+"""The scheduler and an EC connector: loads, PENDING, engines that only encode."""
 
 from __future__ import annotations
 
-import pytest
-from sim_engine import ScriptedConnector, SimEngine, expected_output, keys_of, limits, make_request
+from sim_engine import build, shares
+from sim_model import ask, make_request
 
-from ecotone.engine.request import Request, RequestStatus
+from ecotone.engine.request import RequestStatus
 from ecotone.protocol.outputs import ECConnectorOutput, ModelRunnerOutput
-from ecotone.protocol.step import SchedulerOutput
-
-ROWS = {"t": 2, "w": 3, "x": 4, "y": 5, "z": 6}
-
-
-def ask(name: str, *parts: int | str, **sampling: object) -> Request:
-    return make_request(name, parts, rows=ROWS, **sampling)
-
-
-def shares(order: SchedulerOutput) -> dict[str, int]:
-    return {s.req_id: s.num_tokens for s in order.scheduled}
-
-
-def build(role="ec_both", num_ranks: int = 1, patience: int = 3, stored: str = "", **bounds) -> SimEngine:
-    connector = ScriptedConnector(role, patience)
-    connector.stored = {f"0:{item}" for item in stored}
-    return SimEngine(limits(**bounds), connector, num_ranks)
-
-
-def check_texts(engine: SimEngine, *requests: Request) -> None:
-    for request in requests:
-        assert (engine.outputs[request.req_id], request.status) == expected_output(request, engine.bounds)
-    engine.assert_at_rest()
-
 
 # -- ready and missing --------------------------------------------------------------------------------------------
 
@@ -44,7 +20,7 @@ def test_what_is_stored_is_loaded_and_what_is_not_is_encoded_and_saved():
     assert (order.ec_connector_metadata.loads, order.ec_connector_metadata.saves) == (("0:x",), ("0:y",))
     assert (a.num_loaded_items, a.num_encoded_items, a.num_cached_items) == (1, 1, 1)
     engine.run()
-    check_texts(engine, a)
+    engine.check_texts(a)
 
 
 def test_same_image_in_two_requests_of_one_pass_is_loaded_once_and_told_once():
@@ -72,7 +48,7 @@ def test_what_the_ranks_hold_is_not_looked_up():
     engine.add(b)
     engine.run()
     assert engine.connector.lookups == []
-    check_texts(engine, b)
+    engine.check_texts(b)
 
 
 def test_only_what_is_about_to_be_scheduled_is_looked_up():
@@ -147,7 +123,7 @@ def test_a_pending_item_defers_its_request_and_others_go_on():
     order = engine.step()  # patience is out: encoded here
     assert [(s.req_id, s.encode) for s in order.scheduled] == [("b", ()), ("a", (0,))]
     engine.run()
-    check_texts(engine, a, b)
+    engine.check_texts(a, b)
     assert engine.scheduler.statistics()["deferrals"] == 1
 
 
@@ -163,7 +139,7 @@ def test_a_chunk_ends_before_a_pending_item():
     order = engine.step()
     assert [(s.num_tokens, s.load) for s in order.scheduled] == [(6, (1,))]
     engine.run()
-    check_texts(engine, a)
+    engine.check_texts(a)
 
 
 def test_deferred_requests_keep_their_place_in_line():
@@ -205,120 +181,7 @@ def test_an_item_cut_in_two_stays_although_one_who_goes_first_wants_its_room():
     assert order.free_encoder_keys == ()
     engine.run()
     assert engine.encoded == ["0:z", "0:w"]
-    check_texts(engine, a, b)
-
-
-# -- failed loads -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("failing", [[{"0:x"}, set()], [set(), {"0:x"}], [{"0:x"}, {"0:x"}]])
-def test_a_failed_load_undoes_the_step_for_all_who_needed_it_and_for_nobody_else(failing):
-    engine = build(stored="x", num_ranks=2)
-    a, b, c = ask("a", "x", 1), ask("b", 2, "x"), ask("c", "y", 3)
-    engine.add(a, b, c)
-    engine.step(failing)
-    assert [r.num_computed_tokens for r in (a, b, c)] == [0, 0, 6]
-    assert (a.output_token_ids, b.output_token_ids, len(c.output_token_ids)) == ([], [], 1)
-    assert not a.is_finished
-    order = engine.step()
-    assert [(s.req_id, s.num_computed_tokens, s.load, s.encode) for s in order.scheduled] == [
-        ("a", 0, (), (0,)),
-        ("b", 0, (), ()),
-        ("c", 6, (), ()),
-    ]
-    assert order.new_requests == ()  # the ranks know them
-    engine.run()
-    check_texts(engine, a, b, c)
-    seen = engine.scheduler.statistics()
-    assert (seen["rollbacks"], seen["fallbacks_load_failed"]) == (2, 1)
-
-
-def test_a_request_whose_rows_of_the_failed_item_come_later_keeps_its_result():
-    engine = build(stored="x", max_num_batched_tokens=8)
-    a, b = ask("a", "x", 1), ask("b", 2, 3, 4, "x")
-    engine.add(a, b)
-    assert shares(engine.step([{"0:x"}])) == {"a": 5, "b": 3}
-    assert (a.num_computed_tokens, b.num_computed_tokens) == (0, 3)
-    engine.run()
-    check_texts(engine, a, b)
-
-
-def test_a_failed_load_keeps_what_was_computed_in_earlier_steps():
-    engine = build(stored="y", max_num_batched_tokens=6)
-    a = ask("a", "x", 1, 2, "y", 3)
-    engine.add(a)
-    engine.step()
-    assert a.num_computed_tokens == 6
-    engine.step([{"0:y"}])
-    assert a.num_computed_tokens == 6
-    engine.run()
-    check_texts(engine, a)
-    assert engine.encoded == ["0:x", "0:y"]
-
-
-def test_a_failed_load_gives_back_what_was_taken_ahead():
-    engine = build(stored="xy", encoder_cache_rows=9)
-    engine.add(ask("a", "x", "y", 1))
-    engine.step([{"0:x"}])
-    assert engine.scheduler.statistics()["encoder_cache_rows_available"] == 9
-    order = engine.step()
-    assert [(s.load, s.encode) for s in order.scheduled] == [((), (0,))]  # y is still held
-
-
-def test_an_error_on_rows_that_were_not_there_is_not_taken_at_its_word():
-    engine = build(stored="x")
-    a = ask("a", "x", 1)
-    engine.add(a)
-    order = engine.schedule()
-    engine.execute(order, [{"0:x"}])
-    output = ModelRunnerOutput(
-        request_errors={"a": "its logits are not finite"},
-        ec_connector_output=ECConnectorOutput(failed_loads=frozenset({"0:x"})),
-    )
-    assert engine.update(order, output) == []
-    engine.run()
-    check_texts(engine, a)
-
-
-def test_a_store_that_never_delivers_is_given_up():
-    engine = build(stored="x")
-    engine.connector.forgets = False
-    a = ask("a", "x", 1)
-    engine.add(a)
-    for _ in range(2):
-        assert [s.load for s in engine.step([{"0:x"}]).scheduled] == [(0,)]
-    order = engine.step([{"0:x"}])
-    assert [(s.load, s.encode) for s in order.scheduled] == [((), (0,))]
-    assert order.ec_connector_metadata is None  # the connector was not asked, and is not told
-    engine.run()
-    check_texts(engine, a)
-    assert engine.scheduler.statistics()["fallbacks_load_given_up"] == 1
-
-
-def test_a_load_that_fails_for_a_request_aborted_meanwhile_is_not_taken_for_held():
-    engine = build(stored="x")
-    a, b = ask("a", "x", 1), ask("b", "x", 2)
-    engine.add(a)
-    order = engine.schedule()
-    output = engine.execute(order, [{"0:x"}])
-    engine.scheduler.finish_request("a", RequestStatus.FINISHED_ABORTED)
-    assert engine.update(order, output) == []
-    engine.add(b)
-    engine.run()
-    check_texts(engine, b)
-
-
-def test_a_load_that_fails_after_a_reset_undoes_the_step_by_the_keys_it_was_ordered_with():
-    engine = build(stored="x")
-    a = ask("a", "x", 1)
-    engine.add(a)
-    order = engine.schedule()
-    output = engine.execute(order, [{"0:x"}])
-    engine.scheduler.reset_encoder_cache(lambda request: keys_of(request.items, epoch=1))
-    engine.update(order, output)
-    assert a.num_computed_tokens == 0
-    engine.run()
-    check_texts(engine, a)
+    engine.check_texts(a, b)
 
 
 # -- engines that only encode -------------------------------------------------------------------------------------

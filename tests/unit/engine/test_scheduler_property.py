@@ -8,16 +8,9 @@ from random import Random
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from sim_engine import (
-    ScriptedConnector,
-    SimEngine,
-    expected_output,
-    keys_of,
-    limits,
-    make_request,
-    next_token,
-    prompt_values,
-)
+from sim_connector import ScriptedConnector
+from sim_engine import SimEngine
+from sim_model import expected_output, keys_of, limits, make_request, next_token, prompt_values
 
 from ecotone.engine.admission import SchedulerLimits
 from ecotone.engine.request import Request, RequestStatus
