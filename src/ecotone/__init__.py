@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ecotone.engine.audio import AudioInput
     from ecotone.engine.engine import Engine
     from ecotone.engine.inputs import InputProcessor, Prompt
+    from ecotone.engine.inspection import inspect_model
     from ecotone.engine.media import ImageInput
     from ecotone.engine.outputs import RequestMetrics, RequestOutput, StreamDelta
     from ecotone.engine.stream import Stream
@@ -50,6 +51,7 @@ _HOMES = {
     "ecotone.engine.audio": ("AudioInput",),
     "ecotone.engine.engine": ("Engine",),
     "ecotone.engine.inputs": ("InputProcessor", "Prompt"),
+    "ecotone.engine.inspection": ("inspect_model",),
     "ecotone.engine.media": ("ImageInput",),
     "ecotone.engine.outputs": ("RequestMetrics", "RequestOutput", "StreamDelta"),
     "ecotone.engine.stream": ("Stream",),
@@ -98,6 +100,7 @@ __all__ = [
     "Video",
     "VideoInput",
     "WireError",
+    "inspect_model",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -14,8 +14,10 @@ import ecotone
 from ecotone.cli import demo as demo_command
 from ecotone.cli import generate as generate_command
 from ecotone.cli.console import err, out
+from ecotone.cli.inspect_report import print_inspection
 from ecotone.cli.models import find_model
 from ecotone.cli.report import print_report
+from ecotone.config import parse_bytes
 from ecotone.errors import EcotoneError
 
 # Modules of the "engine" extra: the command line runs a model, which the bare package cannot.
@@ -82,9 +84,15 @@ def generate(
     image: Annotated[
         list[str] | None, typer.Option("--image", "-i", help="An image file or data: URL; repeat it for several.")
     ] = None,
+    audio: Annotated[
+        list[str] | None, typer.Option("--audio", "-a", help="A WAV file or data: URL; repeat it for several.")
+    ] = None,
+    video: Annotated[
+        list[str] | None, typer.Option("--video", "-v", help="An animated GIF or WebP; repeat it for several.")
+    ] = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Take the prompt as it is, with its image placeholders, and no chat template."),
+        typer.Option("--raw", help="Take the prompt as it is, with its placeholders, and no chat template."),
     ] = False,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
     temperature: Annotated[
@@ -100,7 +108,7 @@ def generate(
     memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 512MB or 2GiB.")] = "256MiB",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run without the encoder cache.")] = False,
 ) -> None:
-    """Answer one question about your own images with your own model, streaming the answer to stdout."""
+    """Answer one question about your own images, clips or videos with your own model, streaming it to stdout."""
     params = ecotone.SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -111,7 +119,39 @@ def generate(
     )
     ec = None if no_cache else ecotone.ECConfig(options={"memory": memory})
     config = ecotone.EngineConfig(model=str(find_model(model)), device=device, ec=ec)
-    generate_command.run(config, prompt, image or [], params, raw=raw)
+    generate_command.run(config, prompt, params, image or [], video or [], audio or [], raw=raw)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face checkpoint, or 'digits'.")
+    ],
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", "-i", help="Count the rows of this image; repeat it for several."),
+    ] = None,
+    audio: Annotated[
+        list[str] | None, typer.Option("--audio", "-a", help="Count the rows of this WAV file.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 512MB or 8GiB.")] = "1GiB",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the encodings.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Say what the cache will hold for a model: its encoder, the rows and bytes of an item, and how many fit.
+
+    The weights are not loaded, and need not be there.
+    """
+    size = parse_bytes(memory, "memory")
+    found = ecotone.inspect_model(
+        find_model(model), memory=size, dtype=dtype, images=image or [], audio=audio or []
+    )
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        print_inspection(found)
 
 
 def main() -> None:

@@ -13,17 +13,22 @@ from ecotone.cli.passes import make_prompt
 def run(
     config: ecotone.EngineConfig,
     question: str,
-    images: Sequence[str],
     params: ecotone.SamplingParams,
+    images: Sequence[str],
+    videos: Sequence[str],
+    clips: Sequence[str],
     *,
     raw: bool,
 ) -> None:
-    """Answer ``question`` about ``images`` on stdout.
+    """Answer ``question`` about ``images``, ``videos`` and ``clips`` (all files or data: URLs) on stdout.
 
     Raises:
         EcotoneError: it cannot be answered.
     """
-    prompt = ecotone.Prompt(question, images) if raw else make_prompt(question, images)
+    if raw:
+        prompt = ecotone.Prompt(question, images, videos=videos, audio=clips)
+    else:
+        prompt = make_prompt(question, images, videos, clips)
     with working(f"loading {config.model}"):
         engine = ecotone.Engine(config)
     with engine, engine.stream(prompt, params) as stream:

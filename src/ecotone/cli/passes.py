@@ -15,11 +15,17 @@ from ecotone.errors import ResourceError
 _MAX_TOKENS = 64
 
 
-def make_prompt(text: str, images: Sequence[ecotone.ImageInput]) -> ecotone.Prompt:
-    """A question about images, as the model's chat template puts it."""
-    content: list[dict[str, str]] = [{"type": "image"} for _ in images]
-    content.append({"type": "text", "text": text})
-    return ecotone.Prompt(messages=[{"role": "user", "content": content}], images=images)
+def make_prompt(
+    text: str,
+    images: Sequence[ecotone.ImageInput],
+    videos: Sequence[ecotone.VideoInput] = (),
+    audio: Sequence[ecotone.AudioInput] = (),
+) -> ecotone.Prompt:
+    """A question about media, as the model's chat template puts it: the question comes last."""
+    kinds = ["image"] * len(images) + ["video"] * len(videos) + ["audio"] * len(audio)
+    content = [{"type": kind} for kind in kinds] + [{"type": "text", "text": text}]
+    messages = [{"role": "user", "content": content}]
+    return ecotone.Prompt(messages=messages, images=images, videos=videos, audio=audio)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from ecotone.errors import ModelError
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
-def check_model_folder(model: str) -> Path:
-    """The folder ``model`` names, if it can hold a checkpoint. Nothing is ever fetched.
+def check_model_folder(model: str, *, weights: bool = True) -> Path:
+    """The folder ``model`` names, if it can hold a checkpoint, or all of one but the ``weights``. Nothing is ever
+    fetched.
 
     Raises:
         ModelError: no such folder, or one without ``config.json`` or without weights.
@@ -21,7 +22,7 @@ def check_model_folder(model: str) -> Path:
         raise ModelError(f"model {model!r} is not a folder; give the path of a Hugging Face checkpoint folder")
     if not (path / "config.json").is_file():
         raise ModelError(f"model folder {str(path)!r} has no config.json")
-    if not _weight_files(path):
+    if weights and not _weight_files(path):
         raise ModelError(f"model folder {str(path)!r} has no weights (*{', *'.join(_WEIGHTS)})")
     return path
 

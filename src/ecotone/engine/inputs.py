@@ -72,15 +72,16 @@ class InputProcessor:
         Raises:
             ModelError: there is no such folder, or its processor cannot be loaded, or takes no media.
         """
-        folder = check_model_folder(str(model))
+        folder = check_model_folder(str(model), weights=False)
         self._processor = load_processor(folder)
         self._row_token_ids = sorted(load_row_token_ids(folder))
         self._items = ItemProcessor(self._processor, self._row_token_ids)
         self._tokens = placeholders(self._processor)
+        self._max_audio_seconds = max_audio_seconds
         self._loaders: dict[str, Callable[[Any], Medium]] = {
             "image": lambda source: image_medium(load_image(source, max_pixels=max_image_pixels)),
             "video": partial(load_video, max_pixels=max_image_pixels, max_frames=max_video_frames),
-            "audio": partial(self._load_audio, max_seconds=max_audio_seconds),
+            "audio": self._load_audio,
         }
         self._lock = threading.Lock()
         self.tokenizer = self._processor.tokenizer
@@ -91,9 +92,23 @@ class InputProcessor:
         return self._items.options
 
     @property
-    def modalities(self) -> tuple[str, ...]:
-        """What the model has placeholders for."""
-        return tuple(self._tokens)
+    def placeholders(self) -> Mapping[str, str]:
+        """Modality -> what stands for one item of it in a prompt."""
+        return self._tokens
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Of the clips that the model takes, Hz; ``None`` where it takes none."""
+        return None if "audio" not in self._tokens else int(self._processor.feature_extractor.sampling_rate)
+
+    @property
+    def max_audio_seconds(self) -> float:
+        """Of the longest clip."""
+        # What is longer than its window, an extractor cuts off silently. Voxtral's takes windows in a row.
+        window = getattr(getattr(self._processor, "feature_extractor", None), "chunk_length", None)
+        if window is None or getattr(self._processor, "takes_windows", False):
+            return self._max_audio_seconds
+        return float(min(self._max_audio_seconds, window))
 
     def process(self, prompt: Prompt | str) -> ProcessedPrompt:
         """Token ids and items of ``prompt``.
@@ -168,13 +183,9 @@ class InputProcessor:
             )
         return self._loaders[modality](source)
 
-    def _load_audio(self, source: Any, *, max_seconds: float) -> Medium:
-        # What is longer than its window, an extractor cuts off silently. Voxtral's takes windows in a row.
-        extractor = self._processor.feature_extractor
-        window = getattr(extractor, "chunk_length", None)
-        if window is not None and not getattr(self._processor, "takes_windows", False):
-            max_seconds = min(max_seconds, window)
-        return load_audio(source, sampling_rate=extractor.sampling_rate, max_seconds=max_seconds)
+    def _load_audio(self, source: Any) -> Medium:
+        rate = int(self._processor.feature_extractor.sampling_rate)
+        return load_audio(source, sampling_rate=rate, max_seconds=self.max_audio_seconds)
 
     def _tokenize(self, pieces: Sequence[str], items: Sequence[Item]) -> ProcessedPrompt:
         # Tokenized once and whole: text at the seams may merge into one token.

@@ -71,7 +71,7 @@ def test_every_public_name_is_there() -> None:
         _ = ecotone.Motor  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["generate"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["generate"], ["inspect"]])
 def test_help(command: list[str]) -> None:
     done = RUNNER.invoke(app_module.app, [*command, "--help"])
     assert done.exit_code == 0
