@@ -142,8 +142,8 @@ def _qwen3_vl(tokenizer: Any) -> Any:
 def _gemma3(tokenizer: Any) -> Any:
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
     return transformers.Gemma3Config(
-        # The window is narrower than an image: both rules meet.
-        text_config=_text(tokenizer, sliding_window=12, layer_types=layers, query_pre_attn_scalar=8),
+        # Wider than an image, as in real checkpoints: where it is narrower, releases of transformers differ.
+        text_config=_text(tokenizer, sliding_window=20, layer_types=layers, query_pre_attn_scalar=8),
         vision_config=_tower(image_size=SIDE),
         mm_tokens_per_image=16,
         image_token_index=_id(tokenizer, "<image_soft_token>"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from family_cases import CasePrompt, Medium, media, prompt, reference_logits
+from family_cases import CasePrompt, Draw, Medium, media, prompt, reference_logits
 from family_engine import Outcome, WatchedModel, run
 from torch import Tensor
 
@@ -45,14 +45,15 @@ class Loaded:
         return prompt(self.model_type, self.reference.config, parts, seed)
 
     def prompts(self) -> dict[str, CasePrompt]:
-        """Items with text around them; text alone; the same items in another order, and a new one among them."""
+        """Items with text around them; text alone; the same items in another order, one of them twice, and a new
+        one among them."""
         first, *others = self.media()
         fresh = self.media(seed=7)[-1]
         between = [part for medium in others for part in (medium, 6)]
         return {
             "first": self.prompt(5, first, 4, *between, seed=1),
             "text": self.prompt(23, seed=2),
-            "again": self.prompt(3, *reversed(others), 2, first, 7, fresh, 4, seed=3),
+            "again": self.prompt(3, *reversed(others), 2, first, 7, fresh, 4, first, 3, seed=3),
         }
 
     def run(self, prompts: dict[str, CasePrompt], mutation: str | None = None, **options: Any) -> Outcome:
@@ -132,6 +133,18 @@ def test_other_budgets(name: str, budget: int, loaded: Any) -> None:
 
 
 @pytest.mark.parametrize("name", tiny_families())
+def test_bfloat16(name: str, loaded: Any) -> None:
+    """Coarser, and still far from anything broken."""
+    family: Loaded = loaded(name)
+    prompts = family.prompts()
+    adapter = load_model(str(family.folder), device=CPU, dtype=torch.bfloat16)
+    assert adapter.info.encoder.dtype == "bfloat16"
+    outcome = run(family.folder, WatchedModel(adapter), prompts, num_tokens=NUM_TOKENS, max_num_batched_tokens=20)
+    differences = family.difference(prompts, outcome)
+    assert max(differences.values()) <= 0.5, differences
+
+
+@pytest.mark.parametrize("name", tiny_families())
 def test_encoded_together_or_alone(name: str, loaded: Any) -> None:
     family: Loaded = loaded(name)
     items = [item for case in family.prompts().values() for item in case.items]
@@ -197,3 +210,17 @@ def test_what_sees_both_ways_is_each_image(loaded: Any) -> None:
         assert groups[item.offset : item.end].unique().tolist() == [number]
     assert (groups >= 0).sum() == sum(item.num_rows for item in case.items)
     assert all(loaded(n).adapter.block_groups(case.ids) is None for n in tiny_families() if n != "gemma3")
+
+
+def test_an_image_in_crops_is_several_blocks_and_one_item(loaded: Any) -> None:
+    """Gemma 3 may add crops to an image: blocks that see both ways, each for itself, with text between."""
+    family: Loaded = loaded("gemma3")
+    plain = family.media()[0]
+    crops = Draw(family.reference.config, 5).floats(3, 3, 32, 32)
+    span = [*plain.span, *[40] * 4, *plain.span, 41, *plain.span]
+    image = Medium("image", span, plain.placeholder, {"pixel_values": crops})
+    prompts = {"first": family.prompt(9, plain, 2, image, 3), "text": family.prompt(11, seed=1)}
+    outcome = family.run(prompts, max_num_batched_tokens=len(span), encoder_cache_rows=48)
+    differences = family.difference(prompts, outcome)
+    assert max(differences.values()) <= ROUNDING, differences
+    assert cut_items(prompts["first"], outcome, "first") == 0
