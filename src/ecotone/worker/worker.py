@@ -22,6 +22,7 @@ from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.model import Model, ModelLoader
 from ecotone.worker.model_runner import ModelRunner
 from ecotone.worker.models.loading import load_model
+from ecotone.worker.parallel.encoder import Encode, Tower
 from ecotone.worker.parallel.pipeline import ONLY_STAGE
 from ecotone.worker.parallel.place import Place, join
 from ecotone.worker.ranks import RankSpec, output_rank
@@ -75,13 +76,17 @@ class Worker:
             if spec.pp_rank == 0:
                 self._ec_connector = self._connect(config, ec_factory, engine_id, epoch, wakeup, cache)
             stack.pop_all()
+        self._tower = Tower(model.encode)
+        encode: Encode = self._tower
+        if self._place is not None:
+            encode = self._place.encoder(self._tower, model, config.mm_encoder_tp_mode)
         self._runner = ModelRunner(
             model,
             self._ec_connector,
             cache,
             kv_cache,
             PoolingParams if config.task == "embed" else SamplingParams,
-            encode=None if self._place is None else self._place.encoder(model, config.mm_encoder_tp_mode),
+            encode=encode,
             stage=ONLY_STAGE if self._place is None else self._place.stage(model),
             is_output_rank=self._place is None or spec.rank == output_rank(config),
         )
@@ -163,8 +168,9 @@ class Worker:
         self._runner.reset_encoder_cache()
 
     def statistics(self) -> dict[str, float]:
-        """The runner's counters and gauges, and who it is (``rank``, ``pid``)."""
-        return {**self._runner.statistics(), "rank": self.rank, "pid": os.getpid()}
+        """The runner's counters and gauges, what its own tower did, and who it is (``rank``, ``pid``)."""
+        figures = {**self._runner.statistics(), **self._tower.statistics()}
+        return {**figures, "rank": self.rank, "pid": os.getpid()}
 
     def shutdown(self) -> None:
         """Close the connector's half, drop the encodings (views of its memory among them), and leave the other

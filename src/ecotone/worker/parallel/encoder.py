@@ -23,6 +23,25 @@ Encode = Callable[[Sequence[MultiModalItem]], list[Tensor | EncodeFailure]]
 _MAX_REASON = 500  # characters
 
 
+class Tower:
+    """What a rank's own encoder did: ``encode_here``, counted."""
+
+    def __init__(self, encode_here: Encode) -> None:
+        self._encode_here = encode_here
+        self._items = 0
+        self._rows = 0
+
+    def __call__(self, items: Sequence[MultiModalItem]) -> list[Tensor | EncodeFailure]:
+        """Rows ``[num_rows, width]`` of each item, or why it has none."""
+        self._items += len(items)
+        self._rows += sum(item.num_rows for item in items)
+        return self._encode_here(items)
+
+    def statistics(self) -> dict[str, float]:
+        """Items and rows that this rank itself computed. Where ranks divide the images, fewer than it holds."""
+        return {"tower_items": self._items, "tower_rows": self._rows}
+
+
 def divide(counts: Sequence[int], ranks: int) -> list[list[int]]:
     """Which items each rank encodes, items given by their rows: the largest first, each to whoever has least."""
     loads = [0] * ranks

@@ -134,7 +134,7 @@ def cut_stage(model: Any, stages: int, stage: int) -> None:
         decoder.norm = nn.Identity()
         model.set_output_embeddings(None)
     if stage > 0:
-        decoder.embed_tokens = None
+        decoder.embed_tokens = nn.Identity()  # models look for it where they look for their head
         for name, module in list(core.named_children()):
             if module is not decoder:
                 setattr(core, name, None)

@@ -47,19 +47,19 @@ class Place:
         if spec.tp_size > 1:
             shard(model, self._group)
 
-    def encoder(self, model: Model, mode: str) -> Encode:
-        """How this rank's stage encodes; ``mode`` is ``mm_encoder_tp_mode``."""
+    def encoder(self, tower: Encode, model: Model, mode: str) -> Encode:
+        """How this rank's stage encodes, given how this rank does; ``mode`` is ``mm_encoder_tp_mode``."""
         if self._spec.tp_size == 1:
-            return model.encode
+            return tower
         if mode == "data":
-            return DividedEncoder(model.encode, self._group, model.info.encoder, model.device)
+            return DividedEncoder(tower, self._group, model.info.encoder, model.device)
         if self._spec.rank == 0:
             logger.warning(
                 "mm_encoder_tp_mode='weights': transformers has no tensor-parallel plan for the encoder of %s, so "
                 "each rank holds and runs all of it; 'data' divides the work",
                 model.info.architecture,
             )
-        return ReplicatedEncoder(model.encode, self._group)
+        return ReplicatedEncoder(tower, self._group)
 
     def stage(self, model: Model) -> Stage:
         """The way to the neighbouring stages."""

@@ -71,7 +71,7 @@ def shard(model: Any, group: Group) -> None:
     cutter = _Cutter(group)
     for name, module in list(model.named_modules()):
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        if style is not None:
+        if style is not None and not isinstance(module, nn.Identity):  # it is on another stage
             _STYLES[style](module, cutter, group)
 
 
