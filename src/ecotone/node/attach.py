@@ -101,7 +101,7 @@ class RegionServer:
         connection, _ = listener.accept()
         with connection:
             connection.setblocking(False)  # its buffer is empty: the one message fits
-            uid = _peer_uid(connection)
+            uid = peer_uid(connection)
             if uid == self._uid:
                 socket.send_fds(connection, [self._message], [fd])
             else:
@@ -142,7 +142,7 @@ def _ask(address: str, timeout_s: float, engine_id: str, owner: int, prefault: b
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s)
         connection.connect(address)
-        uid = _peer_uid(connection)
+        uid = peer_uid(connection)
         if uid != owner:
             raise ConfigError(f"engine {engine_id!r} belongs to user {uid}, not to user {owner}")
         data, fds, _, _ = socket.recv_fds(connection, _MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
@@ -172,7 +172,8 @@ def _listen(address: str, engine_id: str) -> socket.socket:
     return listener
 
 
-def _peer_uid(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the kernel knows it."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", credentials)[1]
     return uid

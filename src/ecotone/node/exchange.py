@@ -16,12 +16,15 @@ from ecotone.errors import DecodeError
 from ecotone.node.keys import check_key, check_namespace
 from ecotone.protocol.arrays import ITEM_SIZES
 
+MAX_DIMENSIONS = 16
+
 
 class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """What the bytes of an entry are: C-contiguous, of ``dtype`` (a key of ``ITEM_SIZES``) and ``shape``.
 
     Raises:
-        DecodeError: unknown dtype, or a length below 1: what has no bytes has no place either.
+        DecodeError: unknown dtype, more than ``MAX_DIMENSIONS`` lengths, or a length below 1: what has no bytes
+            has no place either.
     """
 
     dtype: str
@@ -30,6 +33,8 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise DecodeError(f"layout dtype {self.dtype!r} is not one of {', '.join(ITEM_SIZES)}")
+        if len(self.shape) > MAX_DIMENSIONS:  # multiplying them out takes time
+            raise DecodeError(f"layout has {len(self.shape)} dimensions; at most {MAX_DIMENSIONS} are accepted")
         if any(n < 1 for n in self.shape):
             raise DecodeError(f"layout shape {self.shape} has a length below 1")
 

@@ -1,0 +1,133 @@
+"""A client's connection to a node: opened, written and read without ever blocking."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from ecotone.errors import ConfigError, WireError
+from ecotone.node.attach import peer_uid
+from ecotone.node.server.messages import (
+    PREAMBLE,
+    VERSION,
+    ClientMessage,
+    FrameReader,
+    Hello,
+    NodeMessage,
+    Refusal,
+    framed,
+    node_message,
+)
+
+_READ_BYTES = 2**18
+
+
+class LostError(Exception):
+    """The connection is of no use any more; the text says why. ``final``: nor would another one be. Never leaves
+    this package."""
+
+    def __init__(self, why: str, *, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+class Link:
+    """One connection. Whatever goes wrong with it is a ``LostError``, after which it is closed.
+
+    Args:
+        path: the node's socket.
+        hello: the first message.
+
+    Raises:
+        LostError: nobody serves there.
+        ConfigError: somebody else's process serves there.
+    """
+
+    def __init__(self, path: Path, hello: Hello) -> None:
+        self._reader = FrameReader()
+        self._output = bytearray(PREAMBLE + framed(hello))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.descriptors: list[int] = []
+        try:
+            self._socket.connect(str(path))
+            uid = peer_uid(self._socket)
+        except OSError as error:
+            self._socket.close()
+            raise LostError(error.strerror or str(error)) from None
+        if uid != os.geteuid():
+            self._socket.close()
+            raise ConfigError(f"the node at {str(path)!r} belongs to user {uid}, not to user {os.geteuid()}")
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until something arrived, or for ``timeout_s``."""
+        self.pump()
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        waiting.poll(max(0.0, timeout_s) * 1000)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return len(self._output)
+
+    def send(self, message: ClientMessage) -> None:
+        """Put ``message`` behind what is not sent yet, and send what the kernel takes."""
+        self._output += framed(message)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what the kernel takes."""
+        try:
+            while self._output:
+                del self._output[: self._socket.send(self._output)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # A node that hung up may have said why: whoever reads finds that, and then the end.
+            self._output.clear()
+
+    def receive(self) -> Iterator[NodeMessage]:
+        """The messages that have arrived. Descriptors that came with them are in ``descriptors``.
+
+        Raises:
+            LostError: the node hung up, refused, or talks nonsense.
+        """
+        self.pump()
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _READ_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise self._lost(error.strerror or str(error)) from None
+            self.descriptors += descriptors
+            if not data:
+                raise self._lost("the node hung up")
+            yield from self._messages(data)
+
+    def close(self) -> None:
+        """Hang up. Idempotent. What the kernel took is still read by the node."""
+        self._socket.close()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def _messages(self, data: bytes) -> Iterator[NodeMessage]:
+        try:
+            frames = self._reader.feed(data)
+            if self._reader.version not in (None, VERSION):
+                why = f"it speaks version {self._reader.version} of the protocol, and this is version {VERSION}"
+                raise self._lost(why, final=True)
+            for frame in frames:
+                message = node_message(frame)
+                if isinstance(message, Refusal):
+                    raise self._lost(f"it refused: {message.reason}", final=True)
+                yield message
+        except WireError as error:
+            raise self._lost(str(error)) from None
+
+    def _lost(self, why: str, *, final: bool = False) -> LostError:
+        self.close()
+        return LostError(why, final=final)

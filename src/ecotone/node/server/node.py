@@ -1,0 +1,126 @@
+"""The shared node: its regions, its place, and the loop that serves."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from ecotone.errors import ConfigError
+from ecotone.node.extents import ALIGNMENT
+from ecotone.node.region import Region
+from ecotone.node.server.listen import Place
+from ecotone.node.server.loop import Loop
+from ecotone.node.server.service import Service
+from ecotone.node.server.tenants import Tenant
+
+# Descriptors that are not connections: regions, files, the standard ones.
+_RESERVED_DESCRIPTORS = 64
+_ENOUGH_DESCRIPTORS = 2**16
+
+
+class SharedNode:
+    """One region and index for each tenant, served on a Unix socket to the processes of one user.
+
+    It serves while ``run`` runs, on the thread that calls it.
+
+    Args:
+        path: of the socket.
+        tenants: bytes for encodings by name of the tenant; engines that name none are of ``""``.
+        policy: a name from ``EVICTION_POLICIES``.
+        prefault: provide the memory now, not as it is touched.
+        clock: monotonic seconds.
+        uid: the user who is served; ``None`` is the one this process runs as.
+
+    Raises:
+        ConfigError: the socket is taken or cannot be made, an unknown policy, or a budget that is too small.
+        ResourceError: more memory than the machine has.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tenants: Mapping[str, int],
+        *,
+        policy: str = "lru",
+        prefault: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        uid: int | None = None,
+    ) -> None:
+        for name, size in tenants.items():
+            if size < ALIGNMENT:
+                raise ConfigError(f"tenant {name!r} has {size} bytes; at least {ALIGNMENT} are needed")
+        self.node_id = secrets.token_hex(8)
+        self._stack = ExitStack()
+        with self._stack:
+            # First: who does not get the place takes no memory.
+            self.place = Place(path)
+            self._stack.callback(self.place.close)
+            self._tenants = {
+                name: self._make_tenant(name, size, policy, prefault) for name, size in sorted(tenants.items())
+            }
+            self._service = Service(self.node_id, self._tenants)
+            self._loop = Loop(
+                self.place.listener,
+                self._service,
+                os.geteuid() if uid is None else uid,
+                clock,
+                _raise_descriptor_limit() - _RESERVED_DESCRIPTORS,
+            )
+            self._stack.callback(self._loop.close)
+            self._stack = self._stack.pop_all()
+
+    def _make_tenant(self, name: str, size: int, policy: str, prefault: bool) -> Tenant:
+        region = Region.create(size, f"node-{self.node_id}-{name}", prefault=prefault)
+        self._stack.callback(region.close)
+        # Numbers of an earlier life must mean nothing in this one: clients of that one may still send them.
+        return Tenant(name, region, policy, first_id=secrets.randbits(61))
+
+    def run(self) -> None:
+        """Serve until ``stop``."""
+        self._loop.run()
+
+    def stop(self) -> None:
+        """Make ``run`` return. Safe from any thread and from a signal handler."""
+        self._loop.stop()
+
+    def statistics(self) -> dict[str, float]:
+        """Counters of connections and messages. Not while ``run`` runs on another thread."""
+        return {**self._loop.statistics(), **self._service.statistics()}
+
+    def check_integrity(self) -> None:
+        """Check the books of every tenant. Not while ``run`` runs on another thread.
+
+        Raises:
+            IntegrityError: the first thing that does not add up.
+        """
+        self._service.check_integrity()
+
+    def close(self) -> None:
+        """Give up the place and the memory; who maps it keeps it as long as that. After ``run`` returned.
+        Idempotent."""
+        self._stack.close()
+
+    def __enter__(self) -> SharedNode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _raise_descriptor_limit() -> int:
+    """As many descriptors as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _ENOUGH_DESCRIPTORS
+    if soft != hard:
+        soft = _ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

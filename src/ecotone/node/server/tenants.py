@@ -1,0 +1,202 @@
+"""A tenant: a region, the index over it, and the engines that use it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from heapq import nsmallest
+
+from ecotone.node.eviction import make_policy
+from ecotone.node.exchange import (
+    Abort,
+    Acquire,
+    AnyAnswer,
+    AnyOp,
+    Commit,
+    Forget,
+    ForgetAll,
+    Lookup,
+    Release,
+)
+from ecotone.node.index import Index
+from ecotone.node.lifecycle import State
+from ecotone.node.region import Region
+from ecotone.node.server.engines import Engine, Settlement
+from ecotone.node.server.messages import EngineReport, EntryReport, Fact
+
+# Engines that are gone and still named in the statistics.
+_REMEMBERED = 64
+_MAX_REPORTED = 1000
+
+# How an answer counts for the engine that got it.
+_ASKED = {
+    "Ready": "hits",
+    "Ticket": "misses",
+    "Pending": "pending",
+    "Absent": "misses",
+    "NoRoom": "no_room",
+}
+_TOLD: dict[type, str] = {
+    Commit: "commits",
+    Abort: "aborts",
+    Release: "releases",
+    Forget: "forgotten",
+    ForgetAll: "resets",
+}
+
+
+class Tenant:
+    """See the module. Pure but for the region it holds.
+
+    Args:
+        name: what engines call it.
+        region: its memory; the tenant's from now on.
+        policy: a name from ``EVICTION_POLICIES``.
+        first_id: see ``Index``.
+    """
+
+    def __init__(self, name: str, region: Region, policy: str, first_id: int) -> None:
+        self.name = name
+        self.region = region
+        own = region.descriptor
+        self.index = Index(own.size, own.region_id, own.generation, make_policy(policy), first_id=first_id)
+        self.engines: dict[str, Engine] = {}
+        self._past: deque[EngineReport] = deque(maxlen=_REMEMBERED)
+
+    # -- processes come and go --------------------------------------------------------------------------------
+
+    def scheduler_came(self, engine_id: str, connection: int, ranks: Iterable[int]) -> int | None:
+        """An engine's scheduler is connected. The connection it replaces, if any: that one is void."""
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            engine = self.engines[engine_id] = Engine(engine_id, self.name)
+        replaced = engine.scheduler
+        if replaced is not None:
+            self.scheduler_went(engine_id, replaced)
+        self.engines[engine_id] = engine
+        engine.scheduler_came(connection, ranks)
+        return replaced
+
+    def scheduler_went(self, engine_id: str, connection: int) -> None:
+        """An engine's scheduler is gone. What its workers may still touch is kept until they are, too."""
+        engine = self.engines[engine_id]
+        if engine.scheduler != connection:
+            return
+        engine.scheduler = None
+        self.index.close_client(engine_id, may_still_touch=bool(engine.attached))
+        self._end_if_gone(engine)
+
+    def worker_came(self, engine_id: str, connection: int, rank: int) -> bool:
+        """A worker is connected; False where its engine's scheduler is not: what it was ordered to do may be void,
+        and its memory somebody else's by now."""
+        engine = self.engines.get(engine_id)
+        if engine is None or engine.scheduler is None:
+            return False
+        engine.worker_came(connection, rank)
+        return True
+
+    def worker_attaches(self, engine_id: str, connection: int) -> bool:
+        """A connected worker is about to map the region; False where it must not, as with ``worker_came``."""
+        engine = self.engines[engine_id]
+        if engine.scheduler is None and connection not in engine.attached:
+            return False
+        engine.attached.add(connection)
+        return True
+
+    def worker_went(self, engine_id: str, connection: int, now: float) -> None:
+        """A worker's process is gone."""
+        engine = self.engines[engine_id]
+        self._settle(engine, engine.worker_went(connection, *self.index.held_by(engine_id)), now)
+        self._end_if_gone(engine)
+
+    def _end_if_gone(self, engine: Engine) -> None:
+        if not engine.attached:
+            self.index.client_gone(engine.engine_id)
+        if engine.is_gone:
+            del self.engines[engine.engine_id]
+            self._past.append(self._report(engine))
+
+    # -- what they ask and tell -------------------------------------------------------------------------------
+
+    def apply(self, engine_id: str, ops: tuple[AnyOp, ...], now: float) -> list[AnyAnswer]:
+        """Carry out a scheduler's operations."""
+        engine = self.engines[engine_id]
+        answers = self.index.apply(engine_id, ops, now)
+        counters = engine.counters
+        for op, answer in zip(ops, answers, strict=True):
+            if isinstance(op, Acquire | Lookup):
+                counters[_ASKED[type(answer).__name__]] += 1
+                continue
+            counters[_TOLD[type(op)]] += 1
+            if isinstance(op, Commit | Abort):
+                engine.forget_claim(op.transfer_id)
+            elif isinstance(op, Release):
+                engine.forget_claim(op.pin_id)
+        return answers
+
+    def keep(self, engine_id: str, ids: frozenset[int]) -> None:
+        """A scheduler is back, and says what it knows of."""
+        self.index.reclaim(engine_id, ids)
+
+    def hear(self, engine_id: str, facts: Iterable[Fact], now: float) -> None:
+        """Take in a worker's facts. Those about what the engine does not hold (any more) change nothing."""
+        engine = self.engines[engine_id]
+        for fact in facts:
+            engine.counters["facts"] += 1
+            table = self.index.pins if fact.kind == "released" else self.index.transfers
+            held = table.get(fact.claim)
+            if held is not None and held[1].client == engine_id:
+                self._settle(engine, engine.hear(fact), now)
+
+    def _settle(self, engine: Engine, ended: list[Settlement], now: float) -> None:
+        for answer in self.index.report(engine.engine_id, ended, now):
+            engine.counters["settled_by_workers"] += bool(getattr(answer, "effect", False))
+
+    # -- for tools --------------------------------------------------------------------------------------------
+
+    def reports(self) -> list[EngineReport]:
+        """Every engine that is connected (a thousand at most), and the latest ones that were."""
+        present = [self._report(engine) for engine in list(self.engines.values())[:_MAX_REPORTED]]
+        return [*present, *self._past]
+
+    def _report(self, engine: Engine) -> EngineReport:
+        transfers, pins = self.index.held_by(engine.engine_id)
+        return EngineReport(
+            engine_id=engine.engine_id,
+            tenant=self.name,
+            connected=not engine.is_gone,
+            workers=tuple(sorted(engine.workers.values())),
+            counters={**Counter(engine.counters), "transfers": len(transfers), "pins": len(pins)},
+        )
+
+    def entries(self, namespace: str | None, after: str, limit: int, now: float) -> tuple[list[EntryReport], bool]:
+        """Entries whose key is in ``namespace`` and greater than ``after``; whether there are more."""
+        wanted = (k for k in self.index.entries if k > after and (namespace is None or k.startswith(namespace)))
+        keys = nsmallest(limit + 1, wanted)
+        found = []
+        for key in keys[:limit]:
+            entry = self.index.entries[key]
+            found.append(
+                EntryReport(
+                    key=key,
+                    dtype=entry.layout.dtype,
+                    shape=entry.layout.shape,
+                    nbytes=entry.nbytes,
+                    state=entry.state.name.lower(),
+                    hits=entry.uses - 1,
+                    pins=entry.pins,
+                    age_s=max(0.0, now - entry.since),
+                )
+            )
+        return found, len(keys) > limit
+
+    def forget(self, keys: Iterable[str], now: float) -> tuple[int, int]:
+        """Forget entries; how many there were, and the bytes of those that nobody holds."""
+        ready = sum(self.index.bytes_by_state[s] for s in (State.READY, State.PINNED, State.WRITING))
+        answers = self.index.report("", [Forget(0, key) for key in keys], now)
+        left = sum(self.index.bytes_by_state[s] for s in (State.READY, State.PINNED, State.WRITING))
+        return sum(bool(getattr(a, "effect", False)) for a in answers), ready - left
+
+    def close(self) -> None:
+        """Give the memory back; who maps it keeps it as long as that."""
+        self.region.close()
