@@ -238,6 +238,20 @@ def test_videos_and_images_in_one_prompt(folder: Folder, family: str) -> None:
     assert output.token_ids == again.token_ids == generated(folder(family), joint)
 
 
+@pytest.mark.skipif(not is_torchvision_available(), reason="video processors need torchvision")
+def test_a_video_whose_frames_have_text_between_them(folder: Folder) -> None:
+    path, video = folder("smolvlm"), Video([picture(seed, 24, 24) for seed in range(4)])
+    inputs = InputProcessor(path, max_image_pixels=10_000)
+    asked = Prompt("a <video> b", videos=[video])
+    medium = load_video(video, max_pixels=10_000, max_frames=9)
+    joint = dict(inputs._processor(text=[asked.text], return_tensors="pt", **medium.arguments))
+    [item] = inputs.process(asked).items
+    assert (item.num_rows, item.length > 2 * item.num_rows) == (16, True)
+    with Engine(path, max_num_batched_tokens=30, kv_blocks=64) as engine:
+        [output] = engine.generate(asked, GREEDY)
+    assert output.token_ids == generated(path, joint)
+
+
 @pytest.mark.parametrize("family", NEEDS_TORCHVISION if not is_torchvision_available() else ())
 def test_a_processor_that_needs_torchvision_says_so(folder: Folder, family: str) -> None:
     with pytest.raises(ModelError, match="Torchvision"):
