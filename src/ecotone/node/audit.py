@@ -39,7 +39,11 @@ def _all_entries(index: Index) -> set[Entry]:
 
 
 def _check_ids(index: Index) -> None:
-    holders = [*index.holders.values(), *(holder for lost in index.lost.values() for holder in lost)]
+    holders = [
+        index.tier_holder,
+        *index.holders.values(),
+        *(holder for lost in index.lost.values() for holder in lost),
+    ]
     for table, held in (
         (index.pins, [(i, holder) for holder in holders for i in holder.pins]),
         (index.transfers, [(i, holder) for holder in holders for i in holder.transfers]),

@@ -35,12 +35,17 @@ from ecotone.node.exchange import (
 )
 from ecotone.node.extents import ExtentAllocator, Piece, round_up
 from ecotone.node.lifecycle import Event, State, transition
+from ecotone.node.tier import Tier
 
 COUNTERS = (
     "hits", "pending", "misses", "tickets", "commits", "aborts", "releases", "forgotten", "condemned",
     "evictions", "bytes_evicted", "late_reports", "leases_expired", "clients_closed", "clients_lost",
-    "no_room_larger_than_region", "no_room_held", "no_room_fragmented",
+    "no_room_larger_than_region", "no_room_held", "no_room_fragmented", "promotions",
 )  # fmt: skip
+
+
+# The name of the tier among those who hold something. No client can have it: theirs are checked to be printable.
+_TIER = "\0tier"
 
 
 class Index:
@@ -53,6 +58,9 @@ class Index:
         max_pieces: the most extents an entry is split into.
         first_id: the first number of a pin or transfer. A node that may be restarted under its clients chooses
             it so that no number of an earlier life comes again.
+
+    Attributes:
+        tier: what lies behind the region; set by the owner, before the first operation.
     """
 
     def __init__(
@@ -70,6 +78,8 @@ class Index:
         self.transfers: dict[int, tuple[Entry, Holder]] = {}
         self.holders: dict[str, Holder] = {}
         self.lost: dict[str, list[Holder]] = {}
+        self.tier: Tier | None = None
+        self.tier_holder = Holder(_TIER)
         self.policy = policy
         self.bytes_by_state = dict.fromkeys(State, 0)
         self._region = (region_id, generation)
@@ -145,6 +155,22 @@ class Index:
             for pin_id in sorted(holder.pins - kept):
                 self._unpin(pin_id)
 
+    def pin_for_tier(self, key: str) -> tuple[int, Entry] | None:
+        """Pin an entry for the tier to write it out, if it is written; no hit, and no use. ``unpin_for_tier`` ends
+        it."""
+        entry = self.entries.get(key)
+        if entry is None or entry.state is State.WRITING:
+            return None
+        return self._hold(self.tier_holder, entry), entry
+
+    def unpin_for_tier(self, pin_id: int) -> None:
+        """The tier does not read the entry any more."""
+        self._unpin(pin_id)
+
+    def end_promotion(self, transfer_id: int, *, verified: bool) -> None:
+        """The tier does not touch the memory of this transfer any more; ``verified``: it holds the entry."""
+        self._finish(transfer_id, Event.COMMIT if verified else Event.ABORT)
+
     def held_by(self, client: str) -> tuple[list[int], list[int]]:
         """The numbers of the transfers and of the pins that ``client`` holds, or held when it was closed."""
         holders = [*self.lost.get(client, ())]
@@ -190,6 +216,8 @@ class Index:
     def _acquire(self, holder: Holder, op: Acquire, now: float) -> AnyAnswer:
         entry = self._find(op.key, op.layout)
         if entry is None:
+            if self.tier is not None and self.tier.holds(op.key, op.layout):
+                return self._promote(op, now) or NoRoom(op.seq)
             self._count["misses"] += 1
             return self._begin(holder, op, now)
         if entry.state is State.WRITING:
@@ -200,6 +228,12 @@ class Index:
     def _lookup(self, holder: Holder, op: Lookup, now: float) -> AnyAnswer:
         entry = self._find(op.key, op.layout)
         if entry is None:
+            if (
+                self.tier is not None
+                and self.tier.holds(op.key, op.layout)
+                and (answer := self._promote(Acquire(op.seq, op.key, op.layout), now))
+            ):
+                return answer
             self._count["misses"] += 1
             return Absent(op.seq)
         if entry.state is State.WRITING:
@@ -226,12 +260,14 @@ class Index:
         entry = self.entries.get(op.key)
         if entry is not None:
             self._drop([entry])
-        return Done(op.seq, effect=entry is not None)
+        behind = self.tier is not None and self.tier.forget(op.key)
+        return Done(op.seq, effect=entry is not None or behind)
 
     def _forget_all(self, _holder: Holder, op: ForgetAll, _now: float) -> Done:
         doomed = [entry for key, entry in self.entries.items() if key.startswith(op.namespace)]
         self._drop(doomed)
-        return Done(op.seq, effect=bool(doomed))
+        behind = self.tier is not None and self.tier.forget_all(op.namespace)
+        return Done(op.seq, effect=bool(doomed) or behind)
 
     # Their parts.
 
@@ -241,7 +277,20 @@ class Index:
             return entry
         self._count["condemned"] += 1
         self._move(entry, Event.FORGET)
+        if self.tier is not None:
+            self.tier.forget(key)
         return None
+
+    def _promote(self, op: Acquire, now: float) -> Pending | None:
+        """Let the tier write the entry; ``None`` where there is no memory for it."""
+        ticket = self._begin(self.tier_holder, op, now)
+        if isinstance(ticket, NoRoom) or self.tier is None:
+            self._count["misses"] += 1
+            return None
+        self._count["promotions"] += 1
+        self._count["pending"] += 1
+        self.tier.promote(op.key, op.layout, ticket.transfer_id, ticket.extents)
+        return Pending(op.seq)
 
     def _begin(self, holder: Holder, op: Acquire, now: float) -> Ticket | NoRoom:
         pieces = self._make_room(op.layout.nbytes)
@@ -258,16 +307,20 @@ class Index:
         return Ticket(op.seq, transfer_id, extents)
 
     def _pin(self, holder: Holder, entry: Entry, op: Acquire | Lookup, now: float) -> Ready:
-        pin_id = next(self._ids)
-        self.pins[pin_id] = entry, holder
-        holder.pins.add(pin_id)
         self._count["hits"] += 1
-        entry.pins += 1
         entry.uses += 1
-        self._move(entry, Event.PIN)
+        pin_id = self._hold(holder, entry)
         if op.lease_s is not None:
             self._lease(pin_id, now + op.lease_s)
         return Ready(op.seq, pin_id, entry.extents)
+
+    def _hold(self, holder: Holder, entry: Entry) -> int:
+        pin_id = next(self._ids)
+        self.pins[pin_id] = entry, holder
+        holder.pins.add(pin_id)
+        entry.pins += 1
+        self._move(entry, Event.PIN)
+        return pin_id
 
     def _lease(self, pin_id: int, deadline: float) -> None:
         heappush(self._leases, (deadline, pin_id))
@@ -352,6 +405,11 @@ class Index:
             self.policy.remove(entry)
         elif new is State.READY:
             self.policy.add(entry)
+        if self.tier is not None:
+            if event is Event.COMMIT and new is State.READY:
+                self.tier.committed(entry)
+            elif event is Event.EVICT:
+                self.tier.evicted(entry)
         if new is State.ABSENT or new is State.DRAINING:
             if old is not State.DRAINING:
                 del self.entries[entry.key]
