@@ -83,7 +83,7 @@ def _aya_vision(tokenizer: Any) -> Any:
     return transformers.AyaVisionConfig(
         vision_config={**_tower(image_size=TILE), "model_type": "siglip_vision_model", "vision_use_head": False},
         text_config={
-            **_text(tokenizer, sliding_window=24, layer_types=layers, logit_scale=1.0),
+            **_text(tokenizer, sliding_window=24, layer_types=layers, logit_scale=0.25),
             "model_type": "cohere2",
         },
         image_token_index=_id(tokenizer, "<|IMG_PATCH|>"),

@@ -234,10 +234,21 @@ def test_logits_are_float32_and_capped() -> None:
     assert torch.equal(capped, torch.tanh(adapter.logits(hidden) / 0.5) * 0.5)
 
 
-def test_attention_that_cannot_be_packed_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"attn_logit_softcapping": 30.0}, "soft-caps attention scores"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layers of linear_attention"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic rotary positions"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "longrope rotary positions"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "dynamic rotary positions"),
+    ],
+)
+def test_a_language_model_that_would_be_wrong_is_refused(change: dict[str, Any], reason: str) -> None:
     model = Family.make("llava").reference
-    model.config.text_config.attn_logit_softcapping = 30.0
-    with pytest.raises(UnsupportedModelError, match="soft-capped"):
+    for name, value in change.items():
+        setattr(model.config.text_config, name, value)
+    with pytest.raises(UnsupportedModelError, match=f"LlavaForConditionalGeneration with LlamaModel: .*{reason}"):
         ModelAdapter(model, max_model_len=512)
 
 

@@ -20,6 +20,7 @@ from ecotone.protocol.step import MultiModalItem
 from ecotone.worker.attention import ATTENTION_NAME, AttentionPlan, packed_attention
 from ecotone.worker.kv_cache import PagedKVCache
 from ecotone.worker.models.encode import EncodeFailure, Encoder
+from ecotone.worker.models.refusal import obstacle
 from ecotone.worker.models.tensors import dtype_name, to_tensor
 
 # transformers' numbers for kinds of tokens (``mm_token_type_ids``); 0 is text.
@@ -186,8 +187,9 @@ def _sees_images_both_ways(kind: type) -> bool:
 
 
 def _enable_packed_attention(model: Any, language_model: Any) -> None:
-    if getattr(language_model.config, "attn_logit_softcapping", None) is not None:
-        raise UnsupportedModelError("attention with soft-capped scores is not supported")
+    reason = obstacle(language_model.config.to_dict())
+    if reason is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} with {type(language_model).__name__}: {reason}")
     model.set_attn_implementation({"text_config": ATTENTION_NAME})
     if language_model.config._attn_implementation != ATTENTION_NAME:
         raise UnsupportedModelError(f"the attention of {type(language_model).__name__} cannot be replaced")

@@ -10,6 +10,7 @@ import transformers
 from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+_VARYING_ROPE = ("dynamic", "longrope")
 
 
 def refusal(architecture: str, config: Mapping[str, Any]) -> str:
@@ -27,7 +28,16 @@ def what_is_missing(architecture: str, config: Mapping[str, Any]) -> str:
     if not any(hasattr(kind, name) for name in methods):
         return f"it has no encoder that can be called by itself (none of {', '.join(methods)})"
     text = config.get("text_config")
-    text = text if isinstance(text, Mapping) else config
+    found = obstacle(text if isinstance(text, Mapping) else config)
+    return found or "nothing is known to be, but nobody has tested it; docs/models.md says how to add a family"
+
+
+def obstacle(text: Mapping[str, Any]) -> str | None:
+    """What about a language model cannot be served, whatever it is part of; ``None``: nothing that is known.
+
+    Each of these would not fail but give wrong answers: packed attention and the paged KV cache are all that a
+    step keeps, and requests of any lengths share it.
+    """
     if text.get("cross_attention_layers"):
         return "its language model attends to the encoder's output in layers of its own, and takes no rows"
     layers = text.get("layer_types") or ()
@@ -36,4 +46,13 @@ def what_is_missing(architecture: str, config: Mapping[str, Any]) -> str:
         return f"its language model has layers of {', '.join(other)}, which the paged KV cache does not hold"
     if text.get("attn_logit_softcapping") is not None:
         return "its language model soft-caps attention scores, which packed attention does not"
-    return "nothing is known to be, but nobody has tested it; docs/models.md says how to add a family"
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kinds = {
+        part.get("rope_type", part.get("type")) for part in (rope, *rope.values()) if isinstance(part, Mapping)
+    }
+    varying = sorted(kinds & set(_VARYING_ROPE))
+    if varying:
+        return (
+            f"its language model has {varying[0]} rotary positions, which depend on the longest request of a step"
+        )
+    return None
