@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -10,39 +11,49 @@ import msgspec
 from ecotone.config import parse_bytes, parse_config
 from ecotone.errors import ConfigError
 
-NodeKind = Literal["embedded"]
+EMBEDDED = "embedded"
+_UNIX = "unix:"
 EvictionKind = Literal["lru", "cost"]
 LoadMode = Literal["auto", "view", "copy"]
-_CHOICES = {"node": get_args(NodeKind), "eviction": get_args(EvictionKind), "load": get_args(LoadMode)}
+_CHOICES = {"eviction": get_args(EvictionKind), "load": get_args(LoadMode)}
 
 
 class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the operator may say about the connector.
 
     Attributes:
-        node: where encodings live. ``embedded``: in the engine's own scheduler process.
-        memory: size of the node's region, e.g. ``"2GiB"`` or a number of bytes.
+        node: where encodings live. ``embedded``: in the engine's own scheduler process. ``unix:PATH``: in the node
+            (``ecotone node``) that serves at this socket to every engine of the host.
+        tenant: whose region of such a node.
+        memory: size of the embedded node's region, e.g. ``"2GiB"`` or a number of bytes.
         eviction: which entry goes first when memory is short: ``lru`` the least recently used, ``cost`` the one
             that is cheapest to encode again for the bytes it holds.
         load: ``view`` reads the region in place (CPU only), ``copy`` copies out of it, ``auto`` takes the view
             where there is one. An entry in several pieces has no view and is copied in any case.
         pending_timeout_s: how long a request waits, over all its tries, for an encoding that somebody else is
-            writing, before it encodes the item itself, in seconds.
+            writing, before it encodes the item itself, in seconds. ``None``: ten times what the slowest of the
+            latest encodings and saves took here, between 1 and 30 s; 10 s until one was measured.
         prefault: take the region's memory from the machine at the start, so that a lack of it shows then, and the
             first copies meet no page faults. Otherwise memory is taken as it is touched.
     """
 
-    node: NodeKind = "embedded"
+    node: str = "embedded"
+    tenant: str = ""
     memory: str | int = "1GiB"
     eviction: EvictionKind = "lru"
     load: LoadMode = "auto"
-    pending_timeout_s: float = 10.0
+    pending_timeout_s: float | None = None
     prefault: bool = True
 
     @property
     def memory_bytes(self) -> int:
         """``memory`` in bytes."""
         return parse_bytes(self.memory, "memory")
+
+    @property
+    def node_path(self) -> Path | None:
+        """The socket of a shared node; ``None`` for an embedded one."""
+        return None if self.node == EMBEDDED else Path(self.node.removeprefix(_UNIX))
 
 
 def parse_options(options: dict[str, Any]) -> EcotoneOptions:
@@ -56,9 +67,23 @@ def parse_options(options: dict[str, Any]) -> EcotoneOptions:
             raise ConfigError(f"{name}={options[name]!r} is not one of {', '.join(allowed)}")
     parsed = parse_config(EcotoneOptions, options, "options of EcotoneConnector")
     _ = parsed.memory_bytes
-    if not isfinite(parsed.pending_timeout_s) or parsed.pending_timeout_s < 0:
-        raise ConfigError(f"pending_timeout_s={parsed.pending_timeout_s!r} must be a number of seconds, 0 or more")
+    timeout_s = parsed.pending_timeout_s
+    if timeout_s is not None and not 0 <= timeout_s < inf:
+        raise ConfigError(f"pending_timeout_s={timeout_s!r} must be a number of seconds, 0 or more")
+    _check_node(parsed, options)
     return parsed
+
+
+def _check_node(parsed: EcotoneOptions, given: dict[str, Any]) -> None:
+    if parsed.node == EMBEDDED:
+        if parsed.tenant:
+            raise ConfigError(f"tenant={parsed.tenant!r}: an embedded node has one tenant; name a shared node")
+        return
+    if not parsed.node.startswith(_UNIX) or parsed.node == _UNIX:
+        raise ConfigError(f"node={parsed.node!r} is neither {EMBEDDED!r} nor 'unix:PATH' of a node's socket")
+    for name in ("memory", "eviction"):
+        if name in given:
+            raise ConfigError(f"{name}={given[name]!r}: a shared node has its own; say it to 'ecotone node'")
 
 
 def check_load_mode(options: EcotoneOptions, device: str) -> None:

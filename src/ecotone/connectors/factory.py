@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from ecotone.config import ECConfig
 from ecotone.connectors.config import EcotoneOptions, check_load_mode, parse_options
@@ -19,6 +20,9 @@ from ecotone.node.attach import attach_region
 from ecotone.node.embedded import EmbeddedNode
 from ecotone.node.exchange import Extent
 from ecotone.node.region import Region
+from ecotone.node.server.client import SharedNodeExchange
+from ecotone.node.server.messages import Hello
+from ecotone.node.server.worker import WorkerNode
 from ecotone.protocol.connector import (
     ECConnectorFactory,
     ECRole,
@@ -41,14 +45,17 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         parse_options(options)
 
     def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector:
-        """A scheduler half and, inside it, the embedded node it talks to.
+        """A scheduler half and the node it talks to: inside it, or one that serves the host.
 
         Raises:
-            ConfigError: options or participants that cannot work.
+            ConfigError: options or participants that cannot work, or no node serves there.
             ResourceError: the machine does not have the memory.
         """
         options = parse_options(context.options)
-        check_participants(context.participants)
+        ranks = check_participants(context.participants)
+        if options.node_path is not None:
+            shared = _connect(context, options, options.node_path, ranks)
+            return EcotoneSchedulerConnector(context, shared, options.pending_timeout_s)
         node = EmbeddedNode(
             options.memory_bytes,
             context.engine_id,
@@ -70,13 +77,34 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         options = parse_options(context.options)
         check_load_mode(options, context.device)
         on_cpu = context.device == "cpu"
+        node = None
+        attach = partial(_attach, context.engine_id, options)
+        if options.node_path is not None:
+            node = _worker_node(context, options, options.node_path)
+            attach = partial(node.attach, prefault=options.prefault)
         return EcotoneWorkerConnector(
             context,
             views=on_cpu and options.load != "copy",
             one_mapping=not on_cpu,  # the one that is page-locked, and not every device can lock a read-only one
-            attach=partial(_attach, context.engine_id, options),
+            attach=attach,
             make_engine=partial(_make_engine, context),
+            node=node,
         )
+
+
+def _connect(
+    context: ECSchedulerContext, options: EcotoneOptions, path: Path, ranks: tuple[int, ...]
+) -> SharedNodeExchange:
+    hello = Hello(context.engine_id, "scheduler", tenant=options.tenant, ranks=ranks)
+    exchange = SharedNodeExchange(path, hello, context.clock)
+    exchange.wait_until_connected(ATTACH_TIMEOUT_S)
+    return exchange
+
+
+def _worker_node(context: ECWorkerContext, options: EcotoneOptions, path: Path) -> WorkerNode:
+    access: Literal["read", "write"] = "read" if context.role == "ec_consumer" else "write"
+    hello = Hello(context.engine_id, "worker", access=access, tenant=options.tenant, rank=context.rank)
+    return WorkerNode(path, hello, ATTACH_TIMEOUT_S)
 
 
 def _attach(engine_id: str, options: EcotoneOptions, writable: bool) -> Region:

@@ -22,12 +22,14 @@ class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         transfer_id: of this dispatch alone; every report about it carries the number.
         layout: dtype and shape ``[num_rows, width]`` of the whole entry.
         extents: in order hold the entry's bytes.
+        claim: the node's number of the ticket or pin, for what a rank tells the node itself.
     """
 
     key: str
     transfer_id: int
     layout: Layout
     extents: tuple[Extent, ...]
+    claim: int = 0
 
 
 @register

@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
+from ecotone.connectors.budget import PendingBudget
 from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order
 from ecotone.connectors.questions import Question, Questions, Verdict
 from ecotone.connectors.transfers import Transfers
 from ecotone.errors import ConfigError, ContractError
 from ecotone.node.exchange import (
+    Abort,
     Absent,
     Acquire,
     AnyOp,
+    Commit,
     Done,
     Forget,
     ForgetAll,
@@ -68,7 +71,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
     Args:
         context: role, participants, what an encoding looks like, clock.
         exchange: this engine's end of the node.
-        pending_timeout_s: how long a request waits for an item, all its tries together.
+        pending_timeout_s: how long a request waits for an item, all its tries together; ``None`` derives it from
+            what encodings take.
         on_shutdown: ends what lives as long as this half (an embedded node); called once.
         check_node: checks the books of such a node.
 
@@ -80,7 +84,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self,
         context: ECSchedulerContext,
         exchange: NodeExchange,
-        pending_timeout_s: float,
+        pending_timeout_s: float | None,
         on_shutdown: Callable[[], None] = lambda: None,
         check_node: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,7 +93,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._encoder = context.encoder
         self._clock = context.clock
         self._exchange = exchange
-        self._pending_timeout_s = pending_timeout_s
+        self._budget = PendingBudget(pending_timeout_s)
         self._on_shutdown = on_shutdown
         self._check_node = check_node
         self._closed = False
@@ -99,6 +103,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._questions = Questions(next_seq)
         self._transfers = Transfers(self._ranks, next_seq)
         self._notices: set[int] = set()  # seqs of operations whose Done is awaited
+        self._began: dict[int, float] = {}  # when the saves in flight were ordered
         self._deadlines: dict[str, dict[str, float]] = {}  # req_id -> key -> when waiting ends
 
         # This pass: what was said about (req_id, key), what is loaded or encoded, and the orders that follow.
@@ -142,12 +147,17 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                 if self.is_consumer:
                     question.claimed = True
                     transfer_id = self._transfers.dispatch_load(item.key, ready.pin_id)
-                    self._loads.append(Order(item.key, transfer_id, self._layout(item), ready.extents))
+                    self._loads.append(
+                        Order(item.key, transfer_id, self._layout(item), ready.extents, ready.pin_id)
+                    )
             case _, Ticket() as ticket:
                 self._counters["misses"] += 1
                 question.claimed = True
                 transfer_id = self._transfers.dispatch_save(ticket.transfer_id, item.num_rows)
-                self._saves.append(Order(item.key, transfer_id, self._layout(item), ticket.extents))
+                self._began[transfer_id] = self._clock()
+                self._saves.append(
+                    Order(item.key, transfer_id, self._layout(item), ticket.extents, ticket.transfer_id)
+                )
             case _, answer:
                 self._counters["misses"] += 1
                 self._counters[f"unsaved.{_why_unsaved(answer)}"] += 1
@@ -186,7 +196,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
 
     def _waited_enough(self, req_id: str, key: str) -> bool:
         now = self._clock()
-        deadline = self._deadlines.setdefault(req_id, {}).setdefault(key, now + self._pending_timeout_s)
+        deadline = self._deadlines.setdefault(req_id, {}).setdefault(key, now + self._budget.seconds)
         return now >= deadline
 
     def _layout(self, item: ECItem) -> Layout:
@@ -208,9 +218,17 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             if not isinstance(meta, EcotoneWorkerMetadata):
                 raise ContractError(f"worker metadata of type {type(meta).__name__} is not this connector's")
             for report in meta.reports:
-                ops += self._transfers.apply(report)
+                ended = self._transfers.apply(report)
+                self._measure(report.transfer_id, ended)
+                ops += ended
         self._tell(ops)
         self._poll()
+
+    def _measure(self, transfer_id: int, ended: list[AnyOp]) -> None:
+        if any(isinstance(op, Commit | Abort) for op in ended):
+            began = self._began.pop(transfer_id)
+            if isinstance(ended[0], Commit):
+                self._budget.measured(self._clock() - began)
 
     def request_finished(self, req_id: str) -> None:
         """See the contract."""
@@ -242,6 +260,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             "misses": 0,
             **self._counters,
             **self._transfers.gauges(),
+            "pending_budget_s": self._budget.seconds,
             "answers_awaited": self._questions.outstanding + len(self._notices),
             **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
             **{f"node.{name}": value for name, value in self._exchange.statistics().items()},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
@@ -27,6 +27,7 @@ from ecotone.connectors.shares import cut, joined, share_of_rows
 from ecotone.errors import ConfigError, ContractError, ResourceError
 from ecotone.node.exchange import Extent
 from ecotone.node.region import Region
+from ecotone.node.server.messages import Fact
 from ecotone.protocol.connector import ECConnectorMetadata, ECWorkerConnector, ECWorkerContext, EncoderCache
 from ecotone.protocol.outputs import ECConnectorStats, RankStats
 
@@ -48,6 +49,16 @@ class _Arrival(NamedTuple):
     job: CopyJob | None
 
 
+class NodeListener(Protocol):
+    """Where a worker half tells the node itself; see ``WorkerNode``."""
+
+    def tell(self, fact: Fact) -> None: ...
+
+    def reads_in_place(self, claim: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EcotoneWorkerConnector(ECWorkerConnector):
     """See the module.
 
@@ -59,6 +70,8 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         attach: maps the node's region, writable or read-only; called with the first order that needs it, since
             the node may not exist before.
         make_engine: the copy engine, given the first region that was attached.
+        node: hears of each copy's end, and of each view's, when it happens; ``None`` where it is enough that the
+            scheduler half hears of it with a step's report.
     """
 
     worker_metadata_type = EcotoneWorkerMetadata
@@ -70,6 +83,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         one_mapping: bool,
         attach: Callable[[bool], Region],
         make_engine: Callable[[Region], CopyEngine],
+        node: NodeListener | None = None,
     ) -> None:
         super().__init__(context)
         self._rank = context.rank
@@ -79,6 +93,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         self._one_mapping = one_mapping
         self._attach = attach
         self._make_engine = make_engine
+        self._node = node
         self._regions: dict[bool, Region] = {}  # by whether it is writable
         self._engine: CopyEngine | None = None
         self._closed = False
@@ -150,7 +165,8 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         pieces = cut(joined(order.extents), share.start * row_bytes, share.stop * row_bytes)
         access = self._access(order, pieces, rows.nbytes, ReportKind.SAVE_FAILED)
         if access is not None:
-            self._submit(order, CopyJob(order.transfer_id, Direction.SAVE, access.memory, rows), access.engine)
+            job = CopyJob(order.transfer_id, Direction.SAVE, access.memory, rows, self._teller(order, save=True))
+            self._submit(order, job, access.engine)
 
     def build_connector_worker_meta(self) -> EcotoneWorkerMetadata | None:
         """See the contract."""
@@ -177,11 +193,9 @@ class EcotoneWorkerConnector(ECWorkerConnector):
     def shutdown(self) -> None:
         """Returns when no copy touches the region any more. Views that are still read keep their memory."""
         self._closed = True
-        if self._engine is not None:
-            self._engine.close()
-            self._collect_copies()
-        for region in self._regions.values():
-            region.close()
+        self._let_go()
+        if self._node is not None:
+            self._node.close()
 
     # -- inside -----------------------------------------------------------------------------------------------
 
@@ -190,7 +204,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         if access is None:
             return
         if self._views and len(access.memory) == 1:
-            rows = view_rows(access.memory[0], order.layout, self._dead_views.put, order.transfer_id)
+            rows = view_rows(access.memory[0], order.layout, self._view_watcher(order), order.transfer_id)
             self._arriving[order.transfer_id] = _Arrival(order, rows, None)
             return
         try:
@@ -198,7 +212,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         except RuntimeError as failure:
             self._fail(order, ReportKind.LOAD_FAILED, FailureReason.MEMORY, str(failure))
             return
-        job = CopyJob(order.transfer_id, Direction.LOAD, access.memory, rows)
+        job = CopyJob(order.transfer_id, Direction.LOAD, access.memory, rows, self._teller(order, save=False))
         self._arriving[order.transfer_id] = _Arrival(order, rows, job)
         self._submit(order, job, access.engine)
 
@@ -209,7 +223,7 @@ class EcotoneWorkerConnector(ECWorkerConnector):
             return None
         writable = kind is ReportKind.SAVE_FAILED
         try:
-            region, engine = self._attached(writable or self._one_mapping)
+            region, engine = self._attached(writable or self._one_mapping, pieces[0])
             memory = [region.view(piece, writable=writable) for piece in pieces]
         except (ResourceError, ConfigError, ContractError, OSError) as failure:
             self._fail(order, kind, FailureReason.REGION, str(failure))
@@ -219,13 +233,26 @@ class EcotoneWorkerConnector(ECWorkerConnector):
             return None
         return _Access(memory, engine)
 
-    def _attached(self, writable: bool) -> tuple[Region, CopyEngine]:
+    def _attached(self, writable: bool, wanted: Extent) -> tuple[Region, CopyEngine]:
         region = self._regions.get(writable)
+        if region is not None and region.descriptor.generation != wanted.generation:
+            self._let_go()  # the node was restarted: what it hands out now is another region
+            region = None
         if region is None:
             region = self._regions[writable] = self._attach(writable)
         if self._engine is None:
             self._engine = self._make_engine(region)
         return region, self._engine
+
+    def _let_go(self) -> None:
+        """Leave the regions. Views of them that are still read keep their memory."""
+        if self._engine is not None:
+            self._engine.close()
+            self._collect_copies()
+            self._engine = None
+        for region in self._regions.values():
+            region.close()
+        self._regions.clear()
 
     def _submit(self, order: Order, job: CopyJob, engine: CopyEngine) -> None:
         self._copying[order.transfer_id] = order
@@ -266,7 +293,38 @@ class EcotoneWorkerConnector(ECWorkerConnector):
     def _fail(self, order: Order, kind: ReportKind, reason: FailureReason, detail: str) -> None:
         logger.warning("rank %d: %s of %s (%s): %s", self._rank, kind, order.key, reason, detail)
         self._count(f"{kind}.{reason}", 1)
+        if self._node is not None:
+            self._node.tell(self._fact(order, "failed" if kind is ReportKind.SAVE_FAILED else "released"))
         self._report(order.transfer_id, kind, reason)
+
+    # -- telling the node itself ------------------------------------------------------------------------------
+
+    def _fact(self, order: Order, kind: Literal["saved", "failed", "released"]) -> Fact:
+        ranks = self._ranks
+        if kind != "released":
+            ranks = tuple(rank for rank in ranks if share_of_rows(order.layout.shape[0], ranks, rank))
+        return Fact(order.claim, self._rank, ranks, kind)
+
+    def _teller(self, order: Order, *, save: bool) -> Callable[[str | None], object] | None:
+        """Tells the node of a copy's end, on the thread that knows of it first."""
+        if self._node is None:
+            return None
+        tell, failed = self._node.tell, self._fact(order, "failed" if save else "released")
+        good = self._fact(order, "saved" if save else "released")
+        return lambda error: tell(good if error is None else failed)
+
+    def _view_watcher(self, order: Order) -> Callable[[int], object]:
+        """Notes, and tells the node, that a view is dead. A finalizer calls it: it takes no lock."""
+        if self._node is None:
+            return self._dead_views.put
+        self._node.reads_in_place(order.claim)
+        tell, fact, note = self._node.tell, self._fact(order, "released"), self._dead_views.put
+
+        def died(transfer_id: int) -> None:
+            note(transfer_id)
+            tell(fact)
+
+        return died
 
     def _count(self, name: str, amount: float) -> None:
         self._counters[name] = self._counters.get(name, 0) + amount

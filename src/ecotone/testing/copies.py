@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob
+from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, ended
 from ecotone.connectors.copy.thread import copy_now
 
 
@@ -31,11 +31,11 @@ class ScriptedCopyEngine(CopyEngine):
         """Copy the job's bytes now, and let ``poll`` say that it ended."""
         job = self._jobs.pop(job_id)
         copy_now(job)
-        self._done.append(CopyDone(job, None, seconds))
+        self._done.append(ended(job, None, seconds))
 
     def fail(self, job_id: int, error: str) -> None:
         """Let the job end without its bytes."""
-        self._done.append(CopyDone(self._jobs.pop(job_id), error, 0.0))
+        self._done.append(ended(self._jobs.pop(job_id), error, 0.0))
 
     def submit(self, job: CopyJob) -> None:
         self._jobs[job.job_id] = job

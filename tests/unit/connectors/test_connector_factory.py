@@ -233,7 +233,7 @@ def test_a_rank_whose_node_is_gone_reports_it(monkeypatch: pytest.MonkeyPatch, e
     ("options", "message"),
     [
         ({"nod": "embedded"}, "unknown option 'nod'; known are .*memory.*pending_timeout_s"),
-        ({"node": "shared"}, "node='shared' is not one of embedded"),
+        ({"node": "shared"}, "node='shared' is neither 'embedded' nor 'unix:PATH'"),
         ({"eviction": "random"}, "eviction='random' is not one of lru, cost"),
         ({"load": 3}, "load=3 is not one of auto, view, copy"),
         ({"memory": "much"}, "memory='much' is not a size"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, Direction
+from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, Direction, ended
 from ecotone.connectors.rows import region_bytes
 from ecotone.errors import ResourceError
 
@@ -39,7 +39,7 @@ class CudaCopyEngine(CopyEngine):
 
     def submit(self, job: CopyJob) -> None:
         if self._closed:
-            self._done.append(CopyDone(job, "closed", 0.0))
+            self._done.append(ended(job, "closed", 0.0))
             return
         stream = self._streams[job.direction]
         # A source was just computed, or a destination just allocated from memory that kernels before still use.
@@ -52,7 +52,7 @@ class CudaCopyEngine(CopyEngine):
                 end.record(stream)
         except RuntimeError as failure:
             stream.synchronize()  # copies of this job that were already enqueued
-            self._done.append(CopyDone(job, _describe(failure), 0.0))
+            self._done.append(ended(job, _describe(failure), 0.0))
             return
         self._under_way[job] = begin, end
 
@@ -66,9 +66,9 @@ class CudaCopyEngine(CopyEngine):
             try:
                 if not end.query():
                     continue
-                done = CopyDone(job, None, begin.elapsed_time(end) / 1e3)
+                done = ended(job, None, begin.elapsed_time(end) / 1e3)
             except RuntimeError as failure:  # the device is lost: nothing runs on it any more
-                done = CopyDone(job, _describe(failure), 0.0)
+                done = ended(job, _describe(failure), 0.0)
             del self._under_way[job]
             self._done.append(done)
         done_now, self._done = self._done, []

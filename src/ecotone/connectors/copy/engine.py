@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,12 +27,15 @@ class CopyJob:
         memory: pieces of the region, in order; writable for a save.
         rows: C-contiguous, with as many bytes as ``memory`` has. Nobody writes to the source of a job, or touches
             its destination, before it is done.
+        on_end: called with its error, or ``None``, as soon as the engine knows that it is done, on whichever
+            thread that is. It must not take a lock.
     """
 
     job_id: int
     direction: Direction
     memory: Sequence[memoryview]
     rows: torch.Tensor
+    on_end: Callable[[str | None], object] | None = None
 
 
 @dataclass(slots=True)
@@ -43,6 +46,13 @@ class CopyDone:
     job: CopyJob
     error: str | None
     seconds: float
+
+
+def ended(job: CopyJob, error: str | None, seconds: float) -> CopyDone:
+    """The end of ``job``, told to who wants to know at once."""
+    if job.on_end is not None:
+        job.on_end(error)
+    return CopyDone(job, error, seconds)
 
 
 class CopyEngine(ABC):

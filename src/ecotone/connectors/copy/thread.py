@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, Direction
+from ecotone.connectors.copy.engine import CopyDone, CopyEngine, CopyJob, Direction, ended
 
 
 class ThreadCopyEngine(CopyEngine):
@@ -33,7 +33,7 @@ class ThreadCopyEngine(CopyEngine):
     def submit(self, job: CopyJob) -> None:
         with self._changed:
             if self._closed:
-                self._done.append(CopyDone(job, "closed", 0.0))
+                self._done.append(ended(job, "closed", 0.0))
                 return
             self._queue.append(job)
             self._changed.notify_all()
@@ -62,7 +62,7 @@ class ThreadCopyEngine(CopyEngine):
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._done.extend(CopyDone(job, "closed", 0.0) for job in self._queue)
+            self._done.extend(ended(job, "closed", 0.0) for job in self._queue)
             self._queue.clear()
             self._changed.notify_all()
         if self._thread.is_alive():
@@ -111,4 +111,4 @@ def _carry_out(job: CopyJob) -> CopyDone:
         copy_now(job)
     except (RuntimeError, TypeError, ValueError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    return CopyDone(job, error, perf_counter() - start)
+    return ended(job, error, perf_counter() - start)

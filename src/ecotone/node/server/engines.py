@@ -83,7 +83,10 @@ class Engine:
         return ended
 
     def hear(self, fact: Fact) -> list[Settlement]:
-        """Take in a fact about a claim that the engine holds; what it settles."""
+        """Take in a fact about a claim that the engine holds; what it settles. A rank without a part in it has
+        nothing to say."""
+        if fact.rank not in fact.of:
+            return []
         claim = self._claim(fact.claim)
         claim.of = frozenset(fact.of)
         claim.through.add(fact.rank)
