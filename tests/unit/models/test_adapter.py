@@ -241,7 +241,6 @@ def test_logits_are_float32_and_capped() -> None:
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layers of linear_attention"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic rotary positions"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "longrope rotary positions"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "dynamic rotary positions"),
     ],
 )
 def test_a_language_model_that_would_be_wrong_is_refused(change: dict[str, Any], reason: str) -> None:

@@ -115,6 +115,7 @@ def test_progress_bars_stay_as_they_were(
             "has layers of linear_attention, which",
         ),
         ("LlavaNextForConditionalGeneration", {"attn_logit_softcapping": 50.0}, "soft-caps attention scores"),
+        ("LlavaNextForConditionalGeneration", {"rope_scaling": {"type": "dynamic"}}, "dynamic rotary positions"),
     ],
 )
 def test_unsupported_architectures_are_told_what_is_missing_and_what_is_supported(

@@ -47,12 +47,8 @@ def obstacle(text: Mapping[str, Any]) -> str | None:
     if text.get("attn_logit_softcapping") is not None:
         return "its language model soft-caps attention scores, which packed attention does not"
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    kinds = {
-        part.get("rope_type", part.get("type")) for part in (rope, *rope.values()) if isinstance(part, Mapping)
-    }
-    varying = sorted(kinds & set(_VARYING_ROPE))
-    if varying:
-        return (
-            f"its language model has {varying[0]} rotary positions, which depend on the longest request of a step"
-        )
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping)]
+    for kind in (part.get("rope_type", part.get("type")) for part in parts):
+        if kind in _VARYING_ROPE:
+            return f"its language model has {kind} rotary positions, which depend on the longest request of a step"
     return None
