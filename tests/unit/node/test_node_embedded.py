@@ -162,7 +162,7 @@ def test_what_cannot_work_is_refused_before_anything_is_kept(node: EmbeddedNode)
     with pytest.raises(ConfigError, match="'fifo' is not one of"):
         EmbeddedNode(64, "other", policy="fifo")
     with pytest.raises(ResourceError, match="does not fit"):
-        EmbeddedNode(2**50, "other")
+        EmbeddedNode(2**50, "other", prefault=False)  # so that a missing check cannot fill the machine's memory
     with pytest.raises(ConfigError, match="'engine-e' is taken"):
         EmbeddedNode(64, "engine-e")
     EmbeddedNode(64, "other").close()

@@ -46,6 +46,17 @@ def test_gdsf_counts_uses() -> None:
     assert drain(policy) == [seldom, often]
 
 
+def test_gdsf_moves_an_entry_that_was_hit_while_it_had_its_place() -> None:
+    policy = make_policy("gdsf")
+    hit, other = Candidate(100, 1.0), Candidate(100, 2.0)
+    policy.add(hit)
+    policy.add(other)
+    policy.remove(hit)
+    hit.uses += 2
+    policy.add(hit)
+    assert drain(policy) == [other, hit]
+
+
 def test_gdsf_ages_so_that_what_was_popular_long_ago_goes_in_the_end() -> None:
     policy = make_policy("gdsf")
     old = Candidate(1, 1.0)
