@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -13,6 +14,8 @@ from rich.text import Text
 import ecotone
 from ecotone.cli import demo as demo_command
 from ecotone.cli import generate as generate_command
+from ecotone.cli import node as node_command
+from ecotone.cli.cache import cache
 from ecotone.cli.console import err, out
 from ecotone.cli.inspect_report import print_inspection
 from ecotone.cli.models import find_model
@@ -30,6 +33,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # the only one that fills paragraphs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:
@@ -152,6 +158,29 @@ def inspect(
         typer.echo(json.dumps(found, indent=2))
     else:
         print_inspection(found)
+
+
+@app.command()
+def node(
+    socket: Annotated[Path, typer.Option(help="Where engines find it: a path for a Unix socket.")],
+    memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 8GiB.")],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="A region of its own for a tenant; repeat it for several."),
+    ] = None,
+    eviction: Annotated[
+        str, typer.Option(help="What goes first: lru (least recently used) or cost (cheapest to encode again).")
+    ] = "lru",
+    prefault: Annotated[
+        bool, typer.Option(help="Take the memory from the machine now, not as it is touched.")
+    ] = True,
+) -> None:
+    """Hold one cache for every engine on this host.
+
+    Engines find it with the connector's option `node: unix:PATH`. It serves processes of its own user until
+    SIGTERM, and tells a service manager when it is ready (Type=notify).
+    """
+    node_command.run(socket, node_command.parse_tenants(memory, tenant or []), eviction, prefault=prefault)
 
 
 def main() -> None:

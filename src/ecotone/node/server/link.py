@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from ecotone.errors import ConfigError, WireError
 from ecotone.node.attach import peer_uid
@@ -23,6 +25,7 @@ from ecotone.node.server.messages import (
 )
 
 _READ_BYTES = 2**18
+_M = TypeVar("_M", bound=NodeMessage)
 
 
 class LostError(Exception):
@@ -131,3 +134,20 @@ class Link:
     def _lost(self, why: str, *, final: bool = False) -> LostError:
         self.close()
         return LostError(why, final=final)
+
+
+def await_message(link: Link, kind: type[_M], deadline: float) -> _M:
+    """Wait for the next message, which must be a ``kind``.
+
+    Raises:
+        LostError: it is another one, the ``deadline`` (of ``time.monotonic``) passed, or as of ``Link.receive``.
+    """
+    while True:
+        for message in link.receive():
+            if isinstance(message, kind):
+                return message
+            raise LostError(f"it said {type(message).__name__} instead of {kind.__name__}")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise LostError("it did not answer in time")
+        link.wait(left)

@@ -52,7 +52,8 @@ class Place:
             try:
                 lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                raise ConfigError(f"socket {str(self.path)!r}: its lock cannot be made: {error}") from error
+                what = "the folder is missing" if error.errno == errno.ENOENT else f"no lock beside it: {error}"
+                raise ConfigError(f"socket {str(self.path)!r} cannot be made: {what}") from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

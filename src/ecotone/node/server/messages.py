@@ -58,6 +58,10 @@ class Hello(Message, frozen=True, tag="hello", gc=False):
     rank: Rank = 0
     ranks: Ranks = ()
 
+    def __post_init__(self) -> None:
+        if not self.engine_id.isprintable():
+            raise DecodeError(f"engine id {self.engine_id!r} is not printable")
+
 
 class Keep(Message, frozen=True, tag="keep", gc=False):
     """A scheduler that lost its connection: of all it was given before, it knows these pins and transfers."""

@@ -7,18 +7,16 @@ import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TypeVar
 
 from ecotone.errors import ResourceError
 from ecotone.node.region import Region
-from ecotone.node.server.link import Link, LostError
-from ecotone.node.server.messages import MAX_BATCH_OPS, Attach, Attached, Fact, Facts, Hello, NodeMessage, Welcome
+from ecotone.node.server.link import Link, LostError, await_message
+from ecotone.node.server.messages import MAX_BATCH_OPS, Attach, Attached, Fact, Facts, Hello, Welcome
 
 logger = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 5.0
 _PATIENCE_S = 0.05  # between looks for room in a socket that is full
-_M = TypeVar("_M", bound=NodeMessage)
 
 
 class WorkerNode:
@@ -101,7 +99,7 @@ class WorkerNode:
                 self._link = None
         link = Link(self._path, self._hello)
         try:
-            _await(link, Welcome, deadline)
+            await_message(link, Welcome, deadline)
             answer = self._ask_over(link, writable, deadline)
         except LostError:
             link.close()
@@ -116,7 +114,7 @@ class WorkerNode:
 
     def _ask_over(self, link: Link, writable: bool, deadline: float) -> tuple[Attached, int]:
         link.send(Attach(writable))
-        attached = _await(link, Attached, deadline)
+        attached = await_message(link, Attached, deadline)
         if len(link.descriptors) != 1:
             raise LostError(f"it sent {len(link.descriptors)} descriptors with its region")
         return attached, link.descriptors.pop()
@@ -156,16 +154,3 @@ class WorkerNode:
                     return
                 link.pump()
             time.sleep(_PATIENCE_S)
-
-
-def _await(link: Link, kind: type[_M], deadline: float) -> _M:
-    """The next message, which must be a ``kind``."""
-    while True:
-        for message in link.receive():
-            if isinstance(message, kind):
-                return message
-            raise LostError(f"it said {type(message).__name__} instead of {kind.__name__}")
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise LostError("it did not answer in time")
-        link.wait(left)

@@ -1,0 +1,143 @@
+"""``ecotone cache``: look into a node, and take things out of it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from ecotone.cli.console import out
+from ecotone.config import parse_bytes
+from ecotone.errors import ConfigError, IntegrityError
+from ecotone.node.keys import namespace_of
+from ecotone.node.server.messages import Description, EntryReport, Outcome
+from ecotone.node.server.tool import NodeTool
+
+cache = typer.Typer(no_args_is_help=True, help="Look into a running node, and take things out of it.")
+
+Where = Annotated[Path, typer.Argument(metavar="SOCKET", help="Socket of a running node.")]
+Tenant = Annotated[str, typer.Option(help="Whose entries; by default those of engines that name no tenant.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Namespace = Annotated[
+    str | None, typer.Option(help="Only this namespace (32 hex digits, as 'stat' and 'ls' show it).")
+]
+
+
+@cache.command()
+def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
+    """Sizes, hits and pins: of the node, its tenants and engines, and of each namespace."""
+    with NodeTool(where, tenant) as node:
+        description, namespaces = node.describe(), _by_namespace(list(node.entries()))
+    if as_json:
+        _print_json({**msgspec.to_builtins(description), "namespaces": namespaces})
+        return
+    for table in (*_tables(description), _table("namespace", namespaces)):
+        out.print(table)
+
+
+@cache.command("ls")
+def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Every entry: key, shape, bytes, state, hits, pins, age in seconds."""
+    with NodeTool(where, tenant) as node:
+        if as_json:
+            _print_json([msgspec.to_builtins(entry) for entry in node.entries(namespace)])
+            return
+        for entry in node.entries(namespace):
+            typer.echo(
+                f"{entry.key}  {entry.dtype}{list(entry.shape)}  {entry.nbytes}  {entry.state}  "
+                f"hits={entry.hits}  pins={entry.pins}  age={entry.age_s:.1f}"
+            )
+
+
+@cache.command()
+def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
+    """Check that the books of everything the node owns add up; exit code 1 if they do not."""
+    with NodeTool(where, tenant) as node:
+        outcome = node.verify()
+    _print_outcome(outcome, "verified", as_json)
+    if outcome.problem:
+        raise IntegrityError(outcome.problem)
+
+
+@cache.command()
+def evict(
+    where: Where,
+    free: Annotated[str | None, typer.Option(help="Evict until so much is free, e.g. 512MiB.")] = None,
+    key: Annotated[str | None, typer.Option(help="Take this one entry out.")] = None,
+    tenant: Tenant = "",
+    as_json: AsJson = False,
+) -> None:
+    """Evict entries that nobody uses until there is room, or take one entry out."""
+    if (free is None) == (key is None):
+        raise ConfigError("say either --free SIZE or --key KEY")
+    with NodeTool(where, tenant) as node:
+        outcome = node.evict(parse_bytes(free, "free")) if free is not None else node.evict(key=key)
+    _print_outcome(outcome, "evicted", as_json)
+
+
+@cache.command()
+def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
+    """Forget everything, or one namespace. Engines go on, and encode again."""
+    with NodeTool(where, tenant) as node:
+        outcome = node.clear(namespace)
+    _print_outcome(outcome, "forgotten", as_json)
+
+
+def _by_namespace(entries: list[EntryReport]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = defaultdict(
+        lambda: {"entries": 0, "bytes": 0, "hits": 0, "pins": 0, "oldest_s": 0.0}
+    )
+    for entry in entries:
+        row = found[namespace_of(entry.key)]
+        row["entries"] += 1
+        row["bytes"] += entry.nbytes
+        row["hits"] += entry.hits
+        row["pins"] += entry.pins
+        row["oldest_s"] = max(row["oldest_s"], round(entry.age_s, 1))
+    return dict(found)
+
+
+def _tables(description: Description) -> list[Table]:
+    engines = {
+        engine.engine_id: {"connected": "yes" if engine.connected else "no", **engine.counters}
+        for engine in description.engines
+    }
+    tenants = {name or "(default)": figures for name, figures in description.tenants.items()}
+    return [_sideways("tenant", tenants), _table("engine", engines)]
+
+
+def _sideways(title: str, columns: dict[str, dict[str, float]]) -> Table:
+    """Few things with many figures: one column each."""
+    table = Table(title, *columns)
+    for name in dict.fromkeys(name for figures in columns.values() for name in figures):
+        table.add_row(name, *(_figure(figures.get(name, "")) for figures in columns.values()))
+    return table
+
+
+def _table(title: str, rows: dict[str, Any]) -> Table:
+    """Many things with few figures: one row each."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    table = Table(title, *columns)
+    for name, row in rows.items():
+        table.add_row(name, *(_figure(row.get(column, "")) for column in columns))
+    return table
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.10g}"
+
+
+def _print_outcome(outcome: Outcome, verb: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(msgspec.to_builtins(outcome))
+    elif not outcome.problem:
+        typer.echo(f"{outcome.entries} entries {verb}, {outcome.nbytes} bytes")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
