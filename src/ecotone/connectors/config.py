@@ -10,12 +10,13 @@ import msgspec
 
 from ecotone.config import parse_bytes, parse_config
 from ecotone.errors import ConfigError
+from ecotone.node.disk import DiskConfig, Fsync
 
 EMBEDDED = "embedded"
 _UNIX = "unix:"
 EvictionKind = Literal["lru", "cost"]
 LoadMode = Literal["auto", "view", "copy"]
-_CHOICES = {"eviction": get_args(EvictionKind), "load": get_args(LoadMode)}
+_CHOICES = {"eviction": get_args(EvictionKind), "load": get_args(LoadMode), "fsync": get_args(Fsync)}
 
 
 class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +36,11 @@ class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             latest encodings and saves took here, between 1 and 30 s; 10 s until one was measured.
         prefault: take the region's memory from the machine at the start, so that a lack of it shows then, and the
             first copies meet no page faults. Otherwise memory is taken as it is touched.
+        disk: a directory for encodings that memory has no room for; what is in it is used again after a restart.
+            One node uses it at a time.
+        disk_size: bytes that files in ``disk`` may take.
+        fsync: ``none`` leaves to the kernel when files reach the device: a crash of the machine may lose some of
+            them, never serve wrong ones. ``data`` writes each one through.
     """
 
     node: str = "embedded"
@@ -44,11 +50,21 @@ class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     load: LoadMode = "auto"
     pending_timeout_s: float | None = None
     prefault: bool = True
+    disk: str | None = None
+    disk_size: str | int = "10GiB"
+    fsync: Fsync = "none"
 
     @property
     def memory_bytes(self) -> int:
         """``memory`` in bytes."""
         return parse_bytes(self.memory, "memory")
+
+    @property
+    def disk_config(self) -> DiskConfig | None:
+        """``disk``, ``disk_size`` and ``fsync`` for the node."""
+        if self.disk is None:
+            return None
+        return DiskConfig(root=self.disk, budget=parse_bytes(self.disk_size, "disk_size"), fsync=self.fsync)
 
     @property
     def node_path(self) -> Path | None:
@@ -67,6 +83,10 @@ def parse_options(options: dict[str, Any]) -> EcotoneOptions:
             raise ConfigError(f"{name}={options[name]!r} is not one of {', '.join(allowed)}")
     parsed = parse_config(EcotoneOptions, options, "options of EcotoneConnector")
     _ = parsed.memory_bytes
+    if parsed.disk_config is not None and parsed.node_path is not None:
+        raise ConfigError(
+            f"disk={parsed.disk!r} is of an embedded node: a shared one is told by `ecotone node --disk`"
+        )
     timeout_s = parsed.pending_timeout_s
     if timeout_s is not None and not 0 <= timeout_s < inf:
         raise ConfigError(f"pending_timeout_s={timeout_s!r} must be a number of seconds, 0 or more")

@@ -62,6 +62,7 @@ class EcotoneConnectorFactory(ECConnectorFactory):
             policy=options.eviction,
             clock=context.clock,
             prefault=options.prefault,
+            disk=options.disk_config,
         )
         exchange = node.connect(context.engine_id)
         return EcotoneSchedulerConnector(

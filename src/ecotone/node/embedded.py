@@ -5,15 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
-from ecotone.errors import ConfigError, ContractError, EcotoneError, ShutDownError
+from ecotone.errors import ConfigError, ContractError, ShutDownError
 from ecotone.node.attach import RegionServer
+from ecotone.node.disk import DiskConfig, DiskTier, open_disk_tier
 from ecotone.node.eviction import make_policy
-from ecotone.node.exchange import AnyAnswer, AnyOp, NodeExchange
+from ecotone.node.exchange import AnyAnswer, AnyOp, ForgetAll, NodeExchange
 from ecotone.node.extents import ALIGNMENT
 from ecotone.node.index import Index
 from ecotone.node.region import Region
+from ecotone.node.tier import pump_until
+
+# At the start, for the files of an earlier life to be known (those that are not yet, are misses); at the end, for
+# what is in memory to be written out; and in a reset, for it to be durable.
+ADOPT_TIMEOUT_S, FLUSH_TIMEOUT_S, RESET_TIMEOUT_S = 5.0, 10.0, 2.0
 
 
 class EmbeddedNode:
@@ -29,9 +36,10 @@ class EmbeddedNode:
         clock: monotonic seconds, for leases.
         max_pieces: the most extents an entry is split into when the memory is fragmented.
         prefault: provide the memory now, not as it is touched.
+        disk: where entries are kept that memory has no room for, and from one life to the next.
 
     Raises:
-        ConfigError: a value out of range, an unknown policy, or an engine id in use.
+        ConfigError: a value out of range, an unknown policy, an engine id in use, or a disk directory in use.
         ResourceError: more memory than the machine has.
     """
 
@@ -44,6 +52,7 @@ class EmbeddedNode:
         clock: Callable[[], float] = time.monotonic,
         max_pieces: int = 16,
         prefault: bool = True,
+        disk: DiskConfig | None = None,
     ) -> None:
         if capacity_bytes < ALIGNMENT:
             raise ConfigError(f"capacity_bytes={capacity_bytes} must be at least {ALIGNMENT}")
@@ -57,11 +66,25 @@ class EmbeddedNode:
         self.region = Region.create(capacity_bytes, engine_id, prefault=prefault)
         own = self.region.descriptor
         self._index = Index(capacity_bytes, own.region_id, own.generation, chosen, max_pieces)
-        try:
+        self._tier: DiskTier | None = None
+        with ExitStack() as stack:
+            stack.callback(self.region.close)
             self._server = RegionServer(engine_id, self.region)
-        except EcotoneError:
-            self.region.close()
-            raise
+            stack.callback(self._server.close)
+            if disk is not None:
+                self._open_tier(disk)
+            stack.pop_all()
+
+    def _open_tier(self, disk: DiskConfig) -> None:
+        tier = open_disk_tier(self._index, self.region, disk, self._pump, self._clock)
+        self._index.tier = self._tier = tier
+        pump_until(tier, lambda tier: tier.is_adopted, self._lock, self._clock, ADOPT_TIMEOUT_S)
+
+    def _pump(self) -> None:
+        """From the tier's thread: take in what it did."""
+        with self._lock:
+            if self._tier is not None:
+                self._tier.pump(self._clock())
 
     def connect(self, client_id: str) -> NodeExchange:
         """A new client's end. Its answers are there as soon as ``submit`` returns.
@@ -87,7 +110,16 @@ class EmbeddedNode:
             self._refuse_closed()
             if self._clients.get(exchange.client_id) is not exchange:
                 raise ShutDownError(f"client {exchange.client_id!r} has left the node, or was lost")
-            return self._index.apply(exchange.client_id, ops, self._clock())
+            now = self._clock()
+            answers = self._index.apply(exchange.client_id, ops, now)
+            if self._tier is None:
+                return answers
+            self._tier.pump(now)
+            barrier = self._tier.barrier()
+        if any(isinstance(op, ForgetAll) for op in ops):
+            # Whoever resets must not find the old entries again after a crash. It is no step that waits here.
+            self._tier.wait_durable(barrier, RESET_TIMEOUT_S)
+        return answers
 
     def leave(self, exchange: EmbeddedExchange) -> None:
         """End a client, unless it was ended before; a successor of the same id is not affected."""
@@ -111,7 +143,8 @@ class EmbeddedNode:
         """The index's counters and gauges; also after ``close``."""
         with self._lock:
             self._index.expire(self._clock())
-            return self._index.statistics()
+            behind = self._tier.statistics() if self._tier is not None else {}
+            return {**self._index.statistics(), **behind}
 
     def check_integrity(self) -> None:
         """Check the index's books; also after ``close``.
@@ -121,10 +154,12 @@ class EmbeddedNode:
         """
         with self._lock:
             self._index.check_integrity()
+            if self._tier is not None:
+                self._tier.check_integrity()
 
     def close(self) -> None:
-        """End every client, hand out nothing more, and give the memory back once the last view is gone.
-        Idempotent."""
+        """End every client, hand out nothing more, write out what is on no disk yet (for a bounded time), and give
+        the memory back once the last view is gone. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -132,6 +167,11 @@ class EmbeddedNode:
             for client_id in self._clients:
                 self._index.close_client(client_id)
             self._clients.clear()
+        if self._tier is not None:
+            pump_until(self._tier, lambda tier: tier.is_flushed, self._lock, self._clock, FLUSH_TIMEOUT_S)
+            self._tier.close()
+            with self._lock:
+                self._tier.let_go(self._clock())
         self._server.close()
         self.region.close()
 

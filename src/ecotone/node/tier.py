@@ -21,7 +21,8 @@ How a tier moves bytes, in terms of the index:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ecotone.node.entry import Entry
@@ -77,9 +78,19 @@ class OwnedTier(Tier, Protocol):
         not while holding the owner's lock."""
         ...
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything that is READY is written out, at most ``timeout_s`` seconds: before an orderly
-        end. Blocks, and pumps by itself: nobody else uses the index meanwhile. Whether all was written."""
+    def wait(self, timeout_s: float) -> None:
+        """Return when ``pump`` has something to take in, or after so many seconds. Blocks; from any thread."""
+        ...
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether everything is known that an earlier life left, as far as it can be known now. A key that is not
+        known yet is a miss."""
+        ...
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything in memory is written out, as far as it can be."""
         ...
 
     def statistics(self) -> dict[str, float]:
@@ -95,5 +106,31 @@ class OwnedTier(Tier, Protocol):
         ...
 
     def close(self) -> None:
-        """End its thread, and let go of what it has locked. Idempotent."""
+        """End its thread, and unlock what it uses. Blocks for as long as one file takes; not while holding what
+        ``notify`` waits for. Idempotent."""
         ...
+
+    def let_go(self, now: float) -> None:
+        """After ``close``: end its pins and promotions."""
+        ...
+
+
+def pump_until(
+    tier: OwnedTier,
+    reached: Callable[[OwnedTier], bool],
+    owner: AbstractContextManager[object],
+    clock: Callable[[], float],
+    timeout_s: float,
+) -> bool:
+    """Drive ``tier``, under the owner's lock, until ``reached`` or ``timeout_s`` are over; whether it was. Blocks:
+    for the start (``is_adopted``) and the orderly end (``is_flushed``)."""
+    deadline = clock() + timeout_s
+    while True:
+        with owner:
+            now = clock()
+            tier.pump(now)
+            if reached(tier):
+                return True
+        if now >= deadline:
+            return False
+        tier.wait(deadline - now)
