@@ -12,7 +12,7 @@ from ecotone.protocol.step import SchedulerOutput
 from ecotone.testing.connectors import RecordingMetadata
 from ecotone.testing.models import PIXELS, PLACEHOLDER, TinyModel, tiny_item
 from ecotone.testing.steps import OrderedRequest
-from ecotone.worker.penalties import SampleRequest
+from ecotone.worker.penalties import SampleRequest, adjust
 from ecotone.worker.sampler import sample
 
 P = PLACEHOLDER
@@ -146,6 +146,20 @@ def test_keys_may_change_between_steps(make_rank):
     rank.steps.step((request, request.order(encode=(0, 1))))
     assert set(rank.cache) == {"new:cat", "new:dog"}
     assert request.output_token_ids == greedy(request, 1)
+
+
+def test_penalties_count_the_prompt_and_early_ends_are_not_sampled(make_rank):
+    """40 of the 64 tokens are in the prompt."""
+    params, prompt = SamplingParams(repetition_penalty=3.0, presence_penalty=0.5, min_tokens=4), [*range(2, 42)]
+    request = OrderedRequest("a", prompt, params=params)
+    tokens, without_prompt = [], []
+    for output, seen in ((tokens, prompt), (without_prompt, ())):
+        for _ in range(5):
+            model = TinyModel()
+            logits = model.logits(model.reference(prompt, (), output)[-1:])
+            logits = adjust(logits, [SampleRequest(params, 0, output, seen)], model.info.eos_token_ids)
+            output.append(int(logits.argmax()))
+    assert generate(make_rank(), request, 5, encode=()) == tokens != without_prompt
 
 
 def broken(offset, num_rows):
