@@ -15,6 +15,7 @@ BENCHMARKS = {
     "channel": "the worker -> scheduler channel, per step, by ranks x items",
     "copies": "saves and loads of one rank, against a plain copy of the same bytes",
     "index": "the node's index: operations per second, with few entries and with many",
+    "parallel": "a save shared by two ranks, and an encoder step divided between them, against one rank",
 }
 
 
