@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Ecotone and its dependencies into $(VENV) (about a minute)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,train,dev]"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,ray,train,dev]"
 	@touch $@
 
 install: $(STAMP) ## create .venv with everything

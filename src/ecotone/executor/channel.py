@@ -37,11 +37,8 @@ def packed(message: bytes) -> Iterator[Packet]:
     if len(message) <= INLINE_BYTES:
         yield Packet(message, None)
         return
-    fd = os.memfd_create("ecotone-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = write_memory(message)
     try:
-        _write(fd, message)
-        # A receiver reads it in place: nobody can change it, or take the memory from under the reader.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         yield Packet(len(message).to_bytes(_LENGTH, "little"), fd)
     finally:
         os.close(fd)
@@ -90,7 +87,7 @@ class Channel:
                 raise DecodeError(f"a packet of more than {INLINE_BYTES} bytes")
             return data or None
         try:
-            return _read(fds[0], data)
+            return read_memory(fds[0], int.from_bytes(data[:_LENGTH], "little"))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -108,17 +105,31 @@ def channel_pair() -> tuple[Channel, socket.socket]:
     return Channel(own), other
 
 
-def _write(fd: int, message: bytes) -> None:
+def write_memory(message: bytes) -> int:
+    """A descriptor of anonymous memory that holds ``message``. Nobody can change it, or take the memory from under
+    a reader."""
+    fd = os.memfd_create("ecotone-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, len(message))
     rest = memoryview(message)
     while rest:
         rest = rest[os.write(fd, rest) :]
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
 
 
-def _read(fd: int, length: bytes) -> memoryview:
-    size = int.from_bytes(length, "little") if len(length) == _LENGTH else 0
-    if not INLINE_BYTES < size <= MAX_MESSAGE_BYTES or os.fstat(fd).st_size != size:
-        raise DecodeError(f"a descriptor of {os.fstat(fd).st_size} bytes for a message of {size}")
-    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+def read_memory(fd: int, size: int) -> memoryview:
+    """The ``size`` bytes that ``write_memory`` wrote, in place.
+
+    Raises:
+        DecodeError: the descriptor is not of such memory.
+    """
+    found = os.fstat(fd).st_size
+    if not INLINE_BYTES < size <= MAX_MESSAGE_BYTES or found != size:
+        raise DecodeError(f"a descriptor of {found} bytes for a message of {size}")
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # not such a file at all
+        seals = 0
+    if seals & _SEALS != _SEALS:
         raise DecodeError("the memory of a message could change while it is read")
     return memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))

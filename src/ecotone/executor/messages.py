@@ -88,7 +88,7 @@ def decode_config(data: bytes) -> EngineConfig:
 
 
 class ServedRank:
-    """A rank behind messages, in whatever process it lives.
+    """A rank behind messages, in whatever process it lives. After its shutdown the process may start another one.
 
     Args:
         wakeup: see ``Worker``.
@@ -98,6 +98,11 @@ class ServedRank:
         self._wakeup = wakeup
         self._rank: Rank | None = None
         self._number = -1
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a rank."""
+        return self._rank is not None
 
     def start(self, message: bytes | memoryview) -> bytes:
         """Build the rank; the ``Reply`` with ``Started``, or with what went wrong."""

@@ -36,10 +36,8 @@ def main(control_fd: int, wakeup_fd: int) -> None:
 
 
 def _serve(channel: Channel, rank: ServedRank) -> None:
-    handle = rank.start
     while (message := channel.receive()) is not None:
-        reply = handle(message)
-        handle = rank.answer  # type: ignore[assignment]
+        reply = rank.answer(message) if rank.is_started else rank.start(message)
         message = None  # large ones are memory of the sender's
         if reply is not None:
             try:

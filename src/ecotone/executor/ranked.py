@@ -102,6 +102,7 @@ class RankedExecutor(Executor):
         if config.ec is not None and ec_factory is not None:
             ec_factory.validate(config.ec.role, config.ec.options)
         sent_config = encode_config(config)
+        self._config = config
         self._output_rank = output_rank(config)
         self._grace_s = shutdown_grace_s
         self._numbers = count(_START + 1)
@@ -192,6 +193,8 @@ class RankedExecutor(Executor):
 
     def shutdown(self) -> None:
         """See ``Executor``. A rank that is in the middle of something gets a few seconds, and is then killed."""
+        if self._closed:
+            return
         self._closing = True
         self._transport.interrupt()
         with self._lock:

@@ -7,6 +7,8 @@ metadata, so a test reads it the same way whether the rank is in this process or
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -55,6 +57,10 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         pending: key -> how many lookups are answered PENDING first.
         report_finished: report finished requests as sent and received, as a transfer per request would end.
         raise_in: name of a worker half's hook that raises ``ScriptedError``.
+        block_in: name of a worker half's hook that signals a report, and never returns.
+        on_rank: the one rank that raises or blocks; ``None`` is every rank.
+        late: rank -> how many steps its reports come late.
+        repeat: every report comes a second time, with the next one.
     """
 
     silent: bool = False
@@ -62,6 +68,10 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     pending: dict[str, int] = {}
     report_finished: bool = False
     raise_in: str = ""
+    block_in: str = ""
+    on_rank: int | None = None
+    late: dict[int, int] = {}
+    repeat: bool = False
 
 
 @register
@@ -122,6 +132,8 @@ class RecordingWorkerConnector(ECWorkerConnector):
         self.shutdowns = 0
         self._serial = 0
         self._calls: list[Call] = []
+        self._held: deque[frozenset[Call]] = deque()  # reports that are made and not given yet
+        self._last: frozenset[Call] = frozenset()
         self._counters = {"saves": 0, "loads": 0}
 
     def bind_connector_metadata(self, metadata: ECConnectorMetadata) -> None:
@@ -174,8 +186,13 @@ class RecordingWorkerConnector(ECWorkerConnector):
         self._record("build_connector_worker_meta")
         if self.options.silent:
             return None
-        self.built.append(RecordedCalls(frozenset(self._calls)))
+        self._held.append(frozenset(self._calls))
         self._calls.clear()
+        if len(self._held) <= self.options.late.get(self.context.rank, 0):
+            return None
+        calls = self._held.popleft()
+        self.built.append(RecordedCalls(calls | self._last if self.options.repeat else calls))
+        self._last = calls
         return self.built[-1]
 
     def get_ec_connector_stats(self) -> ECConnectorStats | None:
@@ -197,6 +214,11 @@ class RecordingWorkerConnector(ECWorkerConnector):
     def _record(self, hook: str, argument: str = "") -> None:
         self._serial += 1
         self._calls.append(Call(self.context.rank, self._serial, hook, argument))
+        if self.options.on_rank not in (None, self.context.rank):
+            return
+        if hook == self.options.block_in:
+            self.context.wakeup()
+            threading.Event().wait()
         if hook == self.options.raise_in:
             raise ScriptedError(f"{hook} raises, as its script says")
 

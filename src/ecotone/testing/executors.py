@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
+
+import msgspec
+import torch
 
 from ecotone.config import EngineConfig
 from ecotone.executor.methods import decode_args, decode_result, encode_args, encode_result
 from ecotone.executor.rank import Rank, RankFactory
 from ecotone.protocol.connector import ECConnectorFactory
 from ecotone.testing.connectors import KVReportingWorker
-from ecotone.testing.models import load_tiny_model
+from ecotone.testing.models import TinyModel, load_tiny_model
 from ecotone.worker.ranks import RankSpec
 
 TINY_RANK = "ecotone.testing.executors:tiny_rank"
-tiny_rank: RankFactory = partial(KVReportingWorker, load=load_tiny_model)
-"""A rank with the tiny model, and a KV connector that reports what the step says is finished."""
+
+
+def tiny_rank(
+    config: EngineConfig,
+    ec_factory: ECConnectorFactory | None,
+    engine_id: str,
+    spec: RankSpec,
+    epoch: int,
+    wakeup: Callable[[], None],
+) -> Rank:
+    """A rank with the tiny model, all of it, and a KV connector that reports what the step says is finished. It
+    knows of no other rank, so that each one reports for itself, whatever becomes of the others."""
+    alone = msgspec.structs.replace(spec, init_method="")
+    return KVReportingWorker(config, ec_factory, engine_id, alone, epoch, wakeup, load=_load_whole)
+
+
+def _load_whole(
+    path: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    max_model_len: int | None = None,
+    divide: Callable[[Any], None] | None = None,  # noqa: ARG001 - nobody to divide it with
+) -> TinyModel:
+    return load_tiny_model(path, device=device, dtype=dtype, max_model_len=max_model_len)
 
 
 class RankOverTheWire:

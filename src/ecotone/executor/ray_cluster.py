@@ -1,0 +1,87 @@
+"""The Ray this process uses: one that runs already, or a local one that lasts as long as somebody needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass
+
+# Read when Ray is imported: without it a Ray that is started here listens on every address of the machine.
+if "RAY_ADDRESS" not in os.environ:
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+import ray
+
+from ecotone.errors import ResourceError
+
+_lock = threading.Lock()
+_users = 0
+_own: Cluster | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``cpus_per_rank``: what a rank asks of Ray's books. ``folder``: of a local Ray, removed when it ends."""
+
+    cpus_per_rank: float
+    folder: str | None
+
+
+def enter_cluster() -> Cluster:
+    """Use Ray, and start it where there is none: on the loopback interface, without dashboard and usage reports.
+
+    Raises:
+        ResourceError: it cannot be started, or reached.
+    """
+    global _users, _own
+    with _lock:
+        if not ray.is_initialized():
+            _own = _start()
+        _users += 1
+        return Cluster(1, None) if _own is None else _own
+
+
+def leave_cluster() -> None:
+    """Undo ``enter_cluster``; the last one to leave ends a Ray that was started here."""
+    global _users, _own
+    with _lock:
+        _users -= 1
+        if _users == 0 and _own is not None:
+            own, _own = _own, None
+            _end(own)
+
+
+def _start() -> Cluster:
+    if "RAY_ADDRESS" in os.environ:
+        _init(address=os.environ["RAY_ADDRESS"])
+        return Cluster(1, None)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    folder = tempfile.mkdtemp(prefix="ecotone-ray-")
+    try:
+        _init(
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,  # the least it takes: what Ecotone sends does not lie there
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # The machine is all ranks': how many there are is for the operator to say.
+    return Cluster(0.01, folder)
+
+
+def _init(**options: object) -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    except Exception as error:  # a rim: Ray raises what its parts raise
+        raise ResourceError(f"Ray cannot be used: {' '.join(str(error).split())}") from error
+
+
+def _end(cluster: Cluster) -> None:
+    ray.shutdown()
+    if cluster.folder is not None:
+        shutil.rmtree(cluster.folder, ignore_errors=True)
