@@ -13,6 +13,7 @@ from rich.text import Text
 
 import ecotone
 from ecotone.cli import demo as demo_command
+from ecotone.cli import fleet
 from ecotone.cli import generate as generate_command
 from ecotone.cli import node as node_command
 from ecotone.cli.cache import cache
@@ -64,6 +65,9 @@ def demo(
     cache_images: Annotated[
         int, typer.Option(min=2, help="How many encodings fit into the worker's own encoder cache.")
     ] = 3,
+    engines: Annotated[
+        int, typer.Option(min=1, help="With more than one: so many processes share a node, and one is killed.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Ask a real model several questions about each of a set of handwritten digits, with the cache and without.
@@ -72,11 +76,24 @@ def demo(
     it is loaded, without it is computed again. The answers must be the same, token by token; otherwise the exit
     code is 1.
     """
+    if engines > 1:
+        _demo_fleet(find_model(model), images, cache_images, engines, as_json)
+        return
     result = demo_command.run(find_model(model), images, cache_images)
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:
         print_report(result)
+    if not result.identical:
+        raise typer.Exit(1)
+
+
+def _demo_fleet(model: Path, images: int, cache_images: int, engines: int, as_json: bool) -> None:
+    result = fleet.run(model, images, cache_images, engines)
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        fleet.print_report(result)
     if not result.identical:
         raise typer.Exit(1)
 

@@ -105,17 +105,13 @@ def run(model: Path, num_images: int, cache_images: int) -> DemoResult:
         ConfigError: so many encodings fit into the worker's encoder cache that it would never need another.
         ModelError: no such model, or no labelled images in its folder.
     """
-    if cache_images > num_images // 2:
-        raise ConfigError(
-            f"an encoder cache for {cache_images} of {num_images} images would hold on to what comes back: "
-            f"at most {num_images // 2}"
-        )
+    check_sizes(num_images, cache_images)
     questions = plan_questions(load_digits(model, num_images))
     # Before torch is imported. So small a model is fastest on one thread, and on a busy machine by far.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ExitStack() as stack:
         with working(f"loading {model}"):
-            rows = _rows_per_image(model)
+            rows = rows_per_image(model)
             passes = [
                 _start(stack, name, model, cache_images, rows, ec)
                 for name, ec in (("with the cache", ECConfig(options={"memory": _MEMORY})), ("without", None))
@@ -127,6 +123,19 @@ def run(model: Path, num_images: int, cache_images: int) -> DemoResult:
         return DemoResult(model, num_images, cache_images, *passes)
 
 
+def check_sizes(num_images: int, cache_images: int) -> None:
+    """Refuse an encoder cache that would never need another.
+
+    Raises:
+        ConfigError: it holds more than half of the images.
+    """
+    if cache_images > num_images // 2:
+        raise ConfigError(
+            f"an encoder cache for {cache_images} of {num_images} images would hold on to what comes back: "
+            f"at most {num_images // 2}"
+        )
+
+
 def _start(
     stack: ExitStack, name: str, model: Path, cache_images: int, rows_per_image: int, ec: ECConfig | None
 ) -> Pass:
@@ -136,7 +145,8 @@ def _start(
     return Pass(name, stack.enter_context(ecotone.Engine(config)))
 
 
-def _rows_per_image(model: Path) -> int:
+def rows_per_image(model: Path) -> int:
+    """Encoder rows of a demo image."""
     inputs = ecotone.InputProcessor(model, max_image_pixels=_blank(0).size)
     [item] = inputs.process(make_prompt("", [_blank(0)])).items
     return item.num_rows
