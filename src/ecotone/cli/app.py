@@ -68,18 +68,35 @@ def demo(
     engines: Annotated[
         int, typer.Option(min=1, help="With more than one: so many processes share a node, and one is killed.")
     ] = 1,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Ranks that divide each layer of the engine with the cache.")
+    ] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Stages that divide its layers, each of so many ranks.")] = 1,
+    executor: Annotated[
+        Literal["auto", "uniproc", "multiproc", "ray"], typer.Option(help="How steps reach the ranks.")
+    ] = "auto",
+    encoder: Annotated[
+        Literal["weights", "data"],
+        typer.Option(help="Whether ranks divide the encoder's weights, or the images."),
+    ] = "weights",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Ask a real model several questions about each of a set of handwritten digits, with the cache and without.
 
     The worker's encoder cache is so small that an image's encoding is gone when the image comes back: with Ecotone
     it is loaded, without it is computed again. The answers must be the same, token by token; otherwise the exit
-    code is 1.
+    code is 1. With several ranks, the engine without the cache still has one.
     """
     if engines > 1:
         _demo_fleet(find_model(model), images, cache_images, engines, as_json)
         return
-    result = demo_command.run(find_model(model), images, cache_images)
+    layout = {
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": pp,
+        "executor": executor,
+        "mm_encoder_tp_mode": encoder,
+    }
+    result = demo_command.run(find_model(model), images, cache_images, layout)
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:

@@ -8,10 +8,11 @@ machine, busy or not. Both were warmed up, on images that no question is about.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,13 @@ class DemoResult:
         }
 
 
-def run(model: Path, num_images: int, cache_images: int) -> DemoResult:
+def run(
+    model: Path, num_images: int, cache_images: int, ranks: Mapping[str, Any] = MappingProxyType({})
+) -> DemoResult:
     """Ask everything of both engines.
+
+    Args:
+        ranks: options of ``EngineConfig`` that put the engine with the cache on several ranks. The other has one.
 
     Raises:
         ConfigError: so many encodings fit into the worker's encoder cache that it would never need another.
@@ -113,8 +119,11 @@ def run(model: Path, num_images: int, cache_images: int) -> DemoResult:
         with working(f"loading {model}"):
             rows = rows_per_image(model)
             passes = [
-                _start(stack, name, model, cache_images, rows, ec)
-                for name, ec in (("with the cache", ECConfig(options={"memory": _MEMORY})), ("without", None))
+                _start(stack, name, model, cache_images, rows, options)
+                for name, options in (
+                    ("with the cache", {"ec": ECConfig(options={"memory": _MEMORY}), **ranks}),
+                    ("without", {}),
+                )
             ]
         with working("warming up"):
             for each in passes:
@@ -137,10 +146,10 @@ def check_sizes(num_images: int, cache_images: int) -> None:
 
 
 def _start(
-    stack: ExitStack, name: str, model: Path, cache_images: int, rows_per_image: int, ec: ECConfig | None
+    stack: ExitStack, name: str, model: Path, cache_images: int, rows_per_image: int, options: Mapping[str, Any]
 ) -> Pass:
     config = EngineConfig(
-        model=str(model), encoder_cache_rows=cache_images * rows_per_image, kv_blocks=_KV_BLOCKS, ec=ec
+        model=str(model), encoder_cache_rows=cache_images * rows_per_image, kv_blocks=_KV_BLOCKS, **options
     )
     return Pass(name, stack.enter_context(ecotone.Engine(config)))
 

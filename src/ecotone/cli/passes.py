@@ -30,7 +30,8 @@ def make_prompt(
 
 @dataclass(frozen=True)
 class RankFigures:
-    """What one rank did: encoder runs, encodings saved to the node and loaded from it, and their bytes."""
+    """What one rank did: items it came to hold encoded, encodings saved to the node and loaded from it, and their
+    bytes; and the items its own encoder ran on, fewer where the ranks divide the images."""
 
     rank: int
     pid: int
@@ -39,6 +40,7 @@ class RankFigures:
     loads: int
     bytes_saved: int
     bytes_loaded: int
+    tower_items: int = 0
 
     @classmethod
     def of(cls, statistics: Mapping[str, Any]) -> RankFigures:
@@ -52,6 +54,7 @@ class RankFigures:
             loads=int(ec.get("loads", 0) + ec.get("views", 0)),
             bytes_saved=int(ec.get("save_bytes", 0)),
             bytes_loaded=int(ec.get("load_bytes", 0) + ec.get("view_bytes", 0)),
+            tower_items=int(statistics["tower_items"]),
         )
 
     def since(self, before: RankFigures) -> RankFigures:
@@ -64,6 +67,7 @@ class RankFigures:
             loads=self.loads - before.loads,
             bytes_saved=self.bytes_saved - before.bytes_saved,
             bytes_loaded=self.bytes_loaded - before.bytes_loaded,
+            tower_items=self.tower_items - before.tower_items,
         )
 
 

@@ -70,7 +70,7 @@ def _ranks(result: DemoResult) -> Table:
     table = Table("rank", "pid", "encoder runs", "saves", "loads", "bytes saved", "bytes loaded")
     table.title, table.title_justify = f"Ranks {result.cached.name}", "left"
     for rank in result.cached.ranks:
-        figures = (rank.rank, rank.pid, rank.encodes, rank.saves, rank.loads)
+        figures = (rank.rank, rank.pid, rank.tower_items, rank.saves, rank.loads)
         table.add_row(*map(str, figures), f"{rank.bytes_saved:,}", f"{rank.bytes_loaded:,}")
     return table
 
