@@ -82,11 +82,7 @@ def parse_options(options: dict[str, Any]) -> EcotoneOptions:
         if name in options and options[name] not in allowed:
             raise ConfigError(f"{name}={options[name]!r} is not one of {', '.join(allowed)}")
     parsed = parse_config(EcotoneOptions, options, "options of EcotoneConnector")
-    _ = parsed.memory_bytes
-    if parsed.disk_config is not None and parsed.node_path is not None:
-        raise ConfigError(
-            f"disk={parsed.disk!r} is of an embedded node: a shared one is told by `ecotone node --disk`"
-        )
+    _ = parsed.memory_bytes, parsed.disk_config
     timeout_s = parsed.pending_timeout_s
     if timeout_s is not None and not 0 <= timeout_s < inf:
         raise ConfigError(f"pending_timeout_s={timeout_s!r} must be a number of seconds, 0 or more")
@@ -101,7 +97,7 @@ def _check_node(parsed: EcotoneOptions, given: dict[str, Any]) -> None:
         return
     if not parsed.node.startswith(_UNIX) or parsed.node == _UNIX:
         raise ConfigError(f"node={parsed.node!r} is neither {EMBEDDED!r} nor 'unix:PATH' of a node's socket")
-    for name in ("memory", "eviction"):
+    for name in ("memory", "eviction", "disk", "disk_size", "fsync"):
         if name in given:
             raise ConfigError(f"{name}={given[name]!r}: a shared node has its own; say it to 'ecotone node'")
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
+from uuid import uuid4
 
 from ecotone.config import EngineConfig
 from ecotone.engine.build import ExecutorFactory, build, make_config
@@ -174,7 +175,7 @@ class Engine:
         parts = self._parts
         with self._locked() as core:
             core.check_usable()
-            before, self._namespace = self._namespace, self._namespace.next_epoch()
+            before, self._namespace = self._namespace, self._namespace.next_epoch(uuid4().hex)
             try:
                 if parts.connector is not None:
                     parts.connector.reset_cache(before.digest)

@@ -20,7 +20,7 @@ NAMESPACE_HEX = 32
 _KEY = re.compile(rf"[0-9a-f]{{{NAMESPACE_HEX}}}:[0-9a-f]{{64}}")
 _NAMESPACE = re.compile(rf"[0-9a-f]{{{NAMESPACE_HEX}}}")
 # Hashed along with everything else: a change of the scheme changes every key.
-_SCHEME = b"ecotone-key-1"
+_SCHEME = b"ecotone-key-2"
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,9 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         model: names the model.
         revision: names its weights: a digest of the checkpoint files, or what the operator calls them.
-        epoch: counts weight updates since the start.
+        epoch: counts weight updates since the start of a process.
+        life: names that process where there were updates. Who counts to the same number elsewhere, or after a
+            restart, has other weights, and stores outlive a process.
         dtype: element type of the rows, a key of ``ITEM_SIZES``.
         width: elements in a row.
         processor: digest of the processor's options (``options_digest``).
@@ -46,6 +48,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     width: int
     processor: str
     epoch: int = 0
+    life: str = ""
     adapter: str = ""
     tenant: str = ""
 
@@ -66,12 +69,13 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         group = sha256(encoded).hexdigest()[:NAMESPACE_HEX]
         return f"{group}:{sha256(_unambiguous(encoded, _raw(item_id))).hexdigest()}"
 
-    def next_epoch(self) -> Namespace:
-        """The namespace after the weights were updated: it shares no key with any earlier one."""
-        return msgspec.structs.replace(self, epoch=self.epoch + 1)
+    def next_epoch(self, life: str) -> Namespace:
+        """The namespace after the weights were updated by the process that ``life`` names: it shares no key with
+        any earlier one, nor with one of any other process."""
+        return msgspec.structs.replace(self, epoch=self.epoch + 1, life=life)
 
     def _encoded(self) -> bytes:
-        texts = (self.model, self.revision, self.dtype, self.processor, self.adapter, self.tenant)
+        texts = (self.model, self.revision, self.dtype, self.processor, self.adapter, self.tenant, self.life)
         return _unambiguous(_SCHEME, self.width, self.epoch, *map(_raw, texts))
 
 

@@ -192,7 +192,7 @@ class ConnectorMachine(RuleBasedStateMachine):
     def reset(self, advance: bool) -> None:
         self.half.reset_cache(self.namespace.digest)
         if advance:
-            self.namespace = self.namespace.next_epoch()
+            self.namespace = self.namespace.next_epoch("life")
 
     @invariant()
     def books_add_up(self) -> None:

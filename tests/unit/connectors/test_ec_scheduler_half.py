@@ -346,7 +346,7 @@ def test_reset_forgets_the_namespace_and_whatever_was_on_its_way_from_it() -> No
 
 
 def test_reset_leaves_other_namespaces_alone() -> None:
-    bench, other = Bench(), item("cat", namespace=NAMESPACE.next_epoch())
+    bench, other = Bench(), item("cat", namespace=NAMESPACE.next_epoch("life"))
     bench.node.verdicts[other.key] = "ready"
     assert bench.half.lookup("r", other) is READY
     bench.half.reset_cache(NAMESPACE.digest)

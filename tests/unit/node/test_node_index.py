@@ -205,7 +205,7 @@ def test_forgetting_what_is_being_written_keeps_its_memory_until_the_writer_repo
 def test_forget_all_takes_one_namespace() -> None:
     d = Driver(4)
     d.fill("x", "y")
-    other = NS.next_epoch()
+    other = NS.next_epoch("life")
     answer = d.expect(Ticket, "a", Acquire, other.key("x"), UNIT)
     assert d.effect("a", Commit, answer.transfer_id)
     assert d.effect("a", ForgetAll, NS.digest)

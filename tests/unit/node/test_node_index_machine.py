@@ -37,8 +37,8 @@ from ecotone.node import (
 
 A, UNITS = 64, 12
 OLD = Namespace(model="m", revision="r", dtype="uint8", width=A, processor="p")
-NAMESPACES = (OLD, OLD.next_epoch())
-KEYS = [OLD.key(item) for item in "stuvwxyz"] + [OLD.next_epoch().key(item) for item in "xy"]
+NAMESPACES = (OLD, OLD.next_epoch("life"))
+KEYS = [OLD.key(item) for item in "stuvwxyz"] + [OLD.next_epoch("life").key(item) for item in "xy"]
 T = TypeVar("T", bound=AnyAnswer)
 
 clients = st.sampled_from(["a", "b", "c"])

@@ -20,6 +20,7 @@ CHANGES: dict[str, object] = {
     "model": "m2",
     "revision": "r2",
     "epoch": 1,
+    "life": "l2",
     "dtype": "float16",
     "width": 128,
     "processor": "p2",
@@ -54,8 +55,15 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 
 def test_next_epoch_shares_no_key_with_an_earlier_one() -> None:
-    epochs = [BASE, BASE.next_epoch(), BASE.next_epoch().next_epoch()]
+    epochs = [BASE, BASE.next_epoch("a"), BASE.next_epoch("a").next_epoch("a")]
     assert len({n.digest for n in epochs}) == len({n.key("x") for n in epochs}) == 3
+
+
+def test_updates_of_two_processes_share_no_key() -> None:
+    # Each of them counts from its own start, and what the weights became is known to nobody else.
+    one, other = BASE.next_epoch("a"), BASE.next_epoch("b")
+    assert one.epoch == other.epoch
+    assert one.key("x") != other.key("x")
 
 
 texts = st.text(st.characters(exclude_categories=())) | st.sampled_from(["../x", "a\0b", "", ":", "\ud800"])
