@@ -11,6 +11,8 @@ import transformers
 HIDDEN, LAYERS, MAX_LENGTH = 32, 3, 512
 # Side of a patch, of a tile, and of Gemma's and LLaVA's whole images, in pixels.
 PATCH, TILE, SIDE = 4, 16, 32
+# Height and width that LLaVA-NeXT fits an image into, pixels.
+PINPOINTS = [[TILE, SIDE], [SIDE, TILE]]
 # Of audio features: mel bins, and positions after the encoder's convolutions.
 MELS, AUDIO_POSITIONS = 16, 40
 
@@ -65,6 +67,15 @@ def _llava(tokenizer: Any) -> Any:
         text_config=transformers.LlamaConfig(**_text(tokenizer)),
         image_token_index=_id(tokenizer, "<image>"),
         image_seq_length=(TILE // PATCH) ** 2,
+    )
+
+
+def _llava_next(tokenizer: Any) -> Any:
+    return transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(**_tower(num_hidden_layers=3, image_size=TILE)),
+        text_config=transformers.LlamaConfig(**_text(tokenizer)),
+        image_token_index=_id(tokenizer, "<image>"),
+        image_grid_pinpoints=PINPOINTS,
     )
 
 
@@ -215,6 +226,7 @@ def _id(tokenizer: Any, token: str) -> int:
 
 _ARCHITECTURES: Mapping[str, TinyArchitecture] = {
     "llava": TinyArchitecture("LlavaForConditionalGeneration", _llava),
+    "llava_next": TinyArchitecture("LlavaNextForConditionalGeneration", _llava_next),
     "qwen2_vl": TinyArchitecture("Qwen2VLForConditionalGeneration", _qwen2_vl),
     "qwen2_5_vl": TinyArchitecture("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
     "qwen3_vl": TinyArchitecture("Qwen3VLForConditionalGeneration", _qwen3_vl),

@@ -16,7 +16,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor
 
-from ecotone.testing.tiny_configs import AUDIO_POSITIONS, MELS, PATCH, SIDE, TILE
+from ecotone.testing.tiny_configs import AUDIO_POSITIONS, MELS, PATCH, PINPOINTS, SIDE, TILE
 
 EOS = "</s>"
 # Voxtral's processor takes the token with this id for its audio token, whatever the tokenizer says.
@@ -174,17 +174,31 @@ _TILE_SIZE = {"height": TILE, "width": TILE}
 _SIDE_SIZE = {"height": SIDE, "width": SIDE}
 _CROPS = {"size": _TILE_SIZE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
 
+_CLIP = {
+    "patch_size": PATCH,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+
 _PROCESSORS: Mapping[str, TinyProcessor] = {
     "llava": TinyProcessor(
         name="LlavaProcessor",
         media={"image": "<image>"},
         tokens=("<image>",),
         files=_image("CLIPImageProcessor", size=_TILE_SIZE, crop_size=_TILE_SIZE),
-        options={
-            "patch_size": PATCH,
-            "vision_feature_select_strategy": "default",
-            "num_additional_image_tokens": 1,
-        },
+        options=_CLIP,
+    ),
+    "llava_next": TinyProcessor(
+        name="LlavaNextProcessor",
+        media={"image": "<image>"},
+        tokens=("<image>",),
+        files=_image(
+            "LlavaNextImageProcessor",
+            size={"shortest_edge": TILE},
+            crop_size=_TILE_SIZE,
+            image_grid_pinpoints=PINPOINTS,
+        ),
+        options=_CLIP,
     ),
     "qwen2_vl": _qwen("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen2_5_vl": _qwen("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),

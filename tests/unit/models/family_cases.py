@@ -197,6 +197,16 @@ def _pixtral(draw: Draw) -> list[Medium]:
     return made
 
 
+def _llava_next(draw: Draw) -> list[Medium]:
+    """Two tiles side by side, or one above the other, and the whole; a row more at the end of each line."""
+    token, made = draw.config.image_token_id, []
+    for height, width in ((16, 32), (32, 16)):
+        rows = (height // 4) * (width // 4 + 1) + 16
+        inputs = {"pixel_values": draw.floats(1, 3, *TILE), "image_sizes": torch.tensor([[height, width]])}
+        made.append(Medium("image", [token] * rows, token, inputs))
+    return made
+
+
 def _qwen2_audio(draw: Draw) -> list[Medium]:
     token, made = draw.config.audio_token_id, []
     for frames in (80, 50):
@@ -217,6 +227,7 @@ def _voxtral(draw: Draw) -> list[Medium]:
 
 _MEDIA: dict[str, Callable[[Draw], list[Medium]]] = {
     "llava": _whole((1, *TILE), 16),
+    "llava_next": _llava_next,
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,
     "qwen3_vl": _qwen,

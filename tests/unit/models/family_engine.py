@@ -106,7 +106,8 @@ class Outcome:
 @contextmanager
 def engine(folder: Any, model: WatchedModel, **options: Any) -> Iterator[tuple[Scheduler, UniprocExecutor]]:
     ec = ECConfig(options={"memory": "4MiB", "pending_timeout_s": 600.0, "prefault": False})
-    config = EngineConfig(model=str(folder), device="cpu", ec=ec, block_size=8, kv_blocks=96, **options)
+    given = {"block_size": 8, "kv_blocks": 96, **options}
+    config = EngineConfig(model=str(folder), device="cpu", ec=ec, **given)
     factory = create_factory(ec)
     make_rank = partial(Worker, load=lambda *_, **__: model)
     engine_id = uuid.uuid4().hex

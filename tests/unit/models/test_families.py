@@ -196,6 +196,17 @@ def test_positions_of_families_with_three_of_them(loaded: Any) -> None:
         assert delta == 0
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "idefics3", "voxtral"])
+def test_preempted_and_begun_again(name: str, loaded: Any) -> None:
+    family: Loaded = loaded(name)
+    prompts = family.prompts()
+    blocks = -(-(max(len(case.ids) for case in prompts.values()) + NUM_TOKENS) // 8) + 1
+    outcome = family.run(prompts, kv_blocks=blocks)
+    assert sum(len(step.new_requests) for step in outcome.steps) > len(prompts)
+    differences = family.difference(prompts, outcome)
+    assert max(differences.values()) <= ROUNDING, differences
+
+
 def test_levels_travel_with_the_rows(loaded: Any) -> None:
     spec = loaded("qwen3_vl").adapter.info.encoder
     assert (spec.levels, spec.width) == (2, 3 * spec.hidden_size)

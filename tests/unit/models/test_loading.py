@@ -107,15 +107,15 @@ def test_progress_bars_stay_as_they_were(
         ("BertForMaskedLM", {}, "no encoder that can be called by itself"),
         ("LlamaForCausalLM", {}, "no encoder that can be called by itself"),
         ("MllamaForConditionalGeneration", {}, "no encoder that can be called by itself"),
-        ("LlavaNextForConditionalGeneration", {}, "nobody has tested it; docs/models.md"),
-        ("LlavaNextForConditionalGeneration", {"cross_attention_layers": [1]}, "attends to the encoder's output"),
+        ("VipLlavaForConditionalGeneration", {}, "nobody has tested it; docs/models.md"),
+        ("VipLlavaForConditionalGeneration", {"cross_attention_layers": [1]}, "attends to the encoder's output"),
         (
-            "LlavaNextForConditionalGeneration",
+            "VipLlavaForConditionalGeneration",
             {"layer_types": ["full_attention", "linear_attention"]},
             "has layers of linear_attention, which",
         ),
-        ("LlavaNextForConditionalGeneration", {"attn_logit_softcapping": 50.0}, "soft-caps attention scores"),
-        ("LlavaNextForConditionalGeneration", {"rope_scaling": {"type": "dynamic"}}, "dynamic rotary positions"),
+        ("VipLlavaForConditionalGeneration", {"attn_logit_softcapping": 50.0}, "soft-caps attention scores"),
+        ("VipLlavaForConditionalGeneration", {"rope_scaling": {"type": "dynamic"}}, "dynamic rotary positions"),
     ],
 )
 def test_unsupported_architectures_are_told_what_is_missing_and_what_is_supported(
@@ -129,7 +129,7 @@ def test_unsupported_architectures_are_told_what_is_missing_and_what_is_supporte
 
 def test_what_is_missing_is_read_from_configs_without_a_text_config() -> None:
     config = {"layer_types": ["mamba"]}
-    assert "layers of mamba" in what_is_missing("LlavaNextForConditionalGeneration", config)
+    assert "layers of mamba" in what_is_missing("VipLlavaForConditionalGeneration", config)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ SUPPORTED_ARCHITECTURES: Mapping[str, str] = {
     "Idefics3ForConditionalGeneration": "Idefics3",
     "InternVLForConditionalGeneration": "InternVL",
     "LlavaForConditionalGeneration": "LLaVA",
+    "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
     "Mistral3ForConditionalGeneration": "Mistral 3",
     "Qwen2AudioForConditionalGeneration": "Qwen2-Audio",
     "Qwen2VLForConditionalGeneration": "Qwen2-VL",
