@@ -66,7 +66,8 @@ class PromptTooLongError(RequestError):
 
 
 class ItemTooLargeError(RequestError):
-    """One item has more encoder rows than the encoder budget; the message names both sizes."""
+    """One item has more encoder rows than the encoder budget, or more tokens than a step where it must not be cut;
+    the message names both sizes."""
 
 
 class SamplingError(RequestError):

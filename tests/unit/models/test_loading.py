@@ -107,6 +107,8 @@ def test_progress_bars_stay_as_they_were(
         ("BertForMaskedLM", {}, "no encoder that can be called by itself"),
         ("LlamaForCausalLM", {}, "no encoder that can be called by itself"),
         ("MllamaForConditionalGeneration", {}, "no encoder that can be called by itself"),
+        ("LlavaOnevisionForConditionalGeneration", {}, "depends on how many other images the prompt has"),
+        ("GlmAsrForConditionalGeneration", {}, "nobody has tested it"),
         ("VipLlavaForConditionalGeneration", {}, "nobody has tested it; docs/models.md"),
         ("VipLlavaForConditionalGeneration", {"cross_attention_layers": [1]}, "attends to the encoder's output"),
         (

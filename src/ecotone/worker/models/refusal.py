@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
@@ -27,9 +28,16 @@ def what_is_missing(architecture: str, config: Mapping[str, Any]) -> str:
     methods = [f"get_{modality}_features" for modality in ("image", "video", "audio")]
     if not any(hasattr(kind, name) for name in methods):
         return f"it has no encoder that can be called by itself (none of {', '.join(methods)})"
+    if "batch_num_images" in _parameters(kind, "get_image_features"):
+        return "its encoding of an image depends on how many other images the prompt has, so none can be kept"
     text = config.get("text_config")
     found = obstacle(text if isinstance(text, Mapping) else config)
     return found or "nothing is known to be, but nobody has tested it; docs/models.md says how to add a family"
+
+
+def _parameters(kind: type, method: str) -> Collection[str]:
+    function = getattr(kind, method, None)
+    return () if function is None else inspect.signature(function).parameters.keys()
 
 
 def obstacle(text: Mapping[str, Any]) -> str | None:
