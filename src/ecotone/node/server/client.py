@@ -47,6 +47,7 @@ class SharedNodeExchange:
         hello: who this is.
         clock: monotonic seconds.
         answer_timeout_s: a node that keeps a message longer is given up.
+        open_link: opens the connection.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class SharedNodeExchange:
         hello: Hello,
         clock: Callable[[], float] = time.monotonic,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        open_link: Callable[[Path, Hello], Link] = Link,
     ) -> None:
         self._path = path
+        self._open_link = open_link
         self._hello = hello
         self._clock = clock
         self._answer_timeout_s = answer_timeout_s
@@ -89,7 +92,7 @@ class SharedNodeExchange:
                 raise ConfigError(f"no node at {str(self._path)!r}: {why}; 'ecotone node' starts one")
             try:
                 if self._link is None:
-                    self._link, self._since = Link(self._path, self._hello), self._clock()
+                    self._link, self._since = self._open_link(self._path, self._hello), self._clock()
                 self._link.wait(left)
                 self._read(self._link)
             except LostError as lost:
@@ -177,7 +180,7 @@ class SharedNodeExchange:
         self._try_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         try:
-            self._link, self._since = Link(self._path, self._hello), now
+            self._link, self._since = self._open_link(self._path, self._hello), now
             self._link.pump()
         except (LostError, ConfigError) as lost:
             self._counters["refused_connects"] += 1
