@@ -53,7 +53,7 @@ def adjust(logits: Tensor, requests: Sequence[SampleRequest], eos_token_ids: Seq
 
 
 class _Cells:
-    """Places in a matrix ``[N, vocab]``, each at most once, with a number for some of them."""
+    """Places in a matrix ``[N, vocab]``, and a number for each."""
 
     def __init__(self) -> None:
         self.rows: list[NDArray[Any]] = []
@@ -89,7 +89,8 @@ def _penalize(logits: Tensor, requests: Sequence[SampleRequest], rows: Sequence[
         params = requests[row].params
         output, counts = np.unique(np.array(requests[row].output_token_ids, dtype=np.int64), return_counts=True)
         if params.repetition_penalty != 1:
-            seen = np.union1d(output, np.asarray(requests[row].prompt_token_ids, dtype=np.int64))
+            # A token that is in both is written twice, with one value: sorting it out would take longer.
+            seen = np.concatenate((output, np.asarray(requests[row].prompt_token_ids, dtype=np.int64)))
             repeated.add(row, seen, np.full(len(seen), params.repetition_penalty))
         if params.presence_penalty or params.frequency_penalty:
             counted.add(row, output, params.presence_penalty + params.frequency_penalty * counts)
