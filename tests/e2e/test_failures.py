@@ -45,7 +45,7 @@ def test_bad_requests_one_by_one_while_others_go_on(cached: Engine, digits: list
         (Prompt(ASK, [tmp_path / "missing.png"]), InvalidMediaError, "No such file"),
         (Prompt(ASK, [np.zeros((20_000, 20_000, 3), np.uint8)]), InvalidMediaError, "20000 x 20000"),
         (Prompt(ASK, [Image.new("RGB", (0, 4))]), InvalidMediaError, "0 x 4"),
-        (Prompt(ASK, [digits[0].path] * 2), PlaceholderError, "1 <image> placeholders and 2 images"),
+        (Prompt(ASK, [digits[0].path] * 2), PlaceholderError, "1 <image> placeholders and 2 image inputs"),
         (Prompt(ASK.replace("<image>", ""), [digits[0].path]), PlaceholderError, "0 <image> placeholders"),
         (Prompt("USER: " + "one " * 600), PromptTooLongError, "max_model_len is 512"),
         ("", RequestError, "empty"),
