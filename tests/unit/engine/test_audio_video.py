@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import struct
 import wave
 from pathlib import Path
@@ -207,6 +208,26 @@ def test_a_still_image_is_a_video_of_one_frame() -> None:
 def test_what_is_no_video_is_refused_by_name(source: object, says: str) -> None:
     with pytest.raises(InvalidMediaError, match=says):
         video(source)
+
+
+def test_damaged_bytes_give_a_medium_or_our_error() -> None:
+    rng = random.Random(0)
+    noise = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
+    good: list[tuple[Any, bytes]] = [(audio, wav(bytes(range(256)) * 2, channels=2))]
+    good += [
+        (video, animation(kind, [Image.fromarray(frame) for frame in noise])) for kind in ("GIF", "WEBP", "PNG")
+    ]
+    refusals = 0
+    for load, data in good:
+        for _ in range(60):
+            bad = bytearray(data)
+            for _ in range(rng.randint(1, 6)):
+                bad[rng.randrange(rng.choice((48, len(bad))))] = rng.randrange(256)
+            try:
+                assert isinstance(load(bytes(bad[: rng.choice((len(bad), rng.randrange(len(bad))))])), Medium)
+            except InvalidMediaError:
+                refusals += 1
+    assert refusals > 50
 
 
 # -- digests ------------------------------------------------------------------------------------------------------
