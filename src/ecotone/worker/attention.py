@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from ecotone.errors import ContractError
+from ecotone.errors import ContractError, UnsupportedModelError
 from ecotone.worker.kv_cache import PagedKVCache
 
 ATTENTION_NAME = "ecotone_packed"
+# Arguments of transformers' attention functions that change the result: capped scores, attention sinks, biases.
+_MUST_BE_ABSENT = ("softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +154,18 @@ def _attend(
     _mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query [1, heads, T, d], key and value [1, kv_heads, T, d] ->
     [1, T, heads, d]. Masks are the plan's; transformers makes none, as no mask function is registered under
-    this name."""
+    this name.
+
+    Raises:
+        UnsupportedModelError: an argument that would change the result, and is not known here.
+    """
+    ignored = [name for name in _MUST_BE_ABSENT if others.get(name) is not None]
+    if ignored:
+        raise UnsupportedModelError(f"{type(module).__name__} attends with {ignored[0]}, which would be ignored")
     plan, kv = _STEP.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     kv.write(layer, plan.write_slots, key[0], value[0])

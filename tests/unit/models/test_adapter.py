@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from model_cases import (
     IMAGE,
+    TEXT,
     Family,
     Request,
     difference,
     encode_one_by_one,
     image_request,
+    llava,
     new_kv,
     prefill,
     reference_logits,
@@ -248,6 +252,52 @@ def test_a_language_model_that_would_be_wrong_is_refused(change: dict[str, Any],
     for name, value in change.items():
         setattr(model.config.text_config, name, value)
     with pytest.raises(UnsupportedModelError, match=f"LlavaForConditionalGeneration with LlamaModel: .*{reason}"):
+        ModelAdapter(model, max_model_len=512)
+
+
+TEXT_NO_WIDTH = {name: value for name, value in TEXT.items() if name != "head_dim"}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("GemmaConfig", TEXT),
+        ("Phi3Config", {**TEXT_NO_WIDTH, "pad_token_id": 0}),
+        ("Qwen3Config", TEXT),
+        ("Qwen3MoeConfig", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+        ("CohereConfig", TEXT_NO_WIDTH),
+        ("GraniteConfig", {**TEXT_NO_WIDTH, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
+        ("SmolLM3Config", {**TEXT_NO_WIDTH, "pad_token_id": 0}),
+        (
+            "DeepseekV3Config",  # keys and values of different widths
+            {
+                **TEXT_NO_WIDTH,
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 4,
+                "n_routed_experts": 4,
+                "n_group": 2,
+                "topk_group": 1,
+                "num_experts_per_tok": 2,
+                **LATENT,
+                "moe_intermediate_size": 16,
+                "first_k_dense_replace": 1,
+            },
+        ),
+    ],
+)
+def test_other_language_models_inside_a_family(kind: str, options: dict[str, Any]) -> None:
+    model = llava(getattr(transformers, kind)(**options))
+    family = Family(copy.deepcopy(model), ModelAdapter(model, max_model_len=512))
+    request = prepared(family)
+    got = prefill(family.adapter, new_kv(family.adapter), request, chunk=7)
+    assert difference(got, reference_logits(family.reference, request)) <= ROUNDING
+
+
+def test_attention_sinks_are_refused() -> None:
+    options = {**TEXT, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 11}
+    model = llava(transformers.GptOssConfig(**options))
+    with pytest.raises(UnsupportedModelError, match="GptOssModel: its language model has attention sinks"):
         ModelAdapter(model, max_model_len=512)
 
 

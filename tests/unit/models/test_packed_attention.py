@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ecotone.errors import ContractError, ResourceError
+from ecotone.errors import ContractError, ResourceError, UnsupportedModelError
 from ecotone.worker.attention import ATTENTION_NAME, AttentionPlan, Segment, packed_attention
 from ecotone.worker.kv_cache import PagedKVCache
 
@@ -71,6 +71,14 @@ def attend(
     with packed_attention(plan, kv):
         out: Tensor = function(SimpleNamespace(layer_idx=0), query, key, value, None, sliding_window=window)[0]
     return out[0]
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_what_would_change_the_result_is_not_ignored(name: str) -> None:
+    function: Any = ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
+    states = torch.zeros(1, HEADS, 3, WIDTH)
+    with pytest.raises(UnsupportedModelError, match=f"SimpleNamespace attends with {name}"):
+        function(SimpleNamespace(layer_idx=0), states, states, states, None, **{name: torch.ones(1)})
 
 
 def plain_attention(states: tuple[Tensor, Tensor, Tensor], window: int | None, groups: Tensor | None) -> Tensor:

@@ -188,6 +188,8 @@ def _sees_images_both_ways(kind: type) -> bool:
 
 def _enable_packed_attention(model: Any, language_model: Any) -> None:
     reason = obstacle(language_model.config.to_dict())
+    if reason is None and any(name.endswith(".sinks") for name, _ in language_model.named_parameters()):
+        reason = "its language model has attention sinks, which packed attention does not"
     if reason is not None:
         raise UnsupportedModelError(f"{type(model).__name__} with {type(language_model).__name__}: {reason}")
     model.set_attn_implementation({"text_config": ATTENTION_NAME})
