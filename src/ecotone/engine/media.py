@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -22,6 +22,8 @@ ImageInput: TypeAlias = Source | Image.Image | NDArray[np.uint8]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Processors resize by the shorter side: the longer side of a thin image would grow without limit.
 MAX_ASPECT_RATIO = 200
+# All frames of a video are held at the same time: together they may have as many times the pixels of an image.
+VIDEO_FACTOR = 8
 # The widest pixel of the formats above is four channels of 16 bits; beside the pixels there are headers.
 MAX_BYTES_PER_PIXEL, HEADER_BYTES = 8, 1 << 20
 
@@ -62,13 +64,14 @@ def load_image(source: ImageInput, *, max_pixels: int) -> Image.Image:
 
 def load_frames(source: Source, *, max_pixels: int, max_frames: int) -> tuple[list[Image.Image], float | None]:
     """The frames of an animated image (GIF, WebP, PNG or TIFF), and how many it shows in a second, if it says.
-    ``max_pixels`` is for each frame.
+    ``max_pixels`` is for each frame; all of them together may have ``VIDEO_FACTOR`` times as many.
 
     Raises:
-        InvalidMediaError: as ``load_image``; or more than ``max_frames``.
+        InvalidMediaError: as ``load_image``; or more than ``max_frames``, or more pixels in all.
     """
     data, name = read_source(source, kind="video", limit=max_encoded_bytes(max_pixels))
-    frames, milliseconds = [], 0.0
+    frames: list[Image.Image] = []
+    milliseconds = 0.0
     with open_image(data, name) as animation:
         with _pillow(name):
             count = getattr(animation, "n_frames", 1)
@@ -79,9 +82,23 @@ def load_frames(source: Source, *, max_pixels: int, max_frames: int) -> tuple[li
             with _pillow(f"{name}, frame {number}"):
                 animation.seek(number)
                 _check_size(animation.width, animation.height, name, max_pixels)  # each may have its own
+                check_total([*frames, animation], name, max_pixels)  # before it is decoded
                 frames.append(_to_rgb(animation, name))
                 milliseconds += animation.info.get("duration", 0)
     return frames, 1000 * count / milliseconds if milliseconds > 0 else None
+
+
+def check_total(frames: Sequence[Image.Image], name: str, max_pixels: int) -> None:
+    """Refuse frames that have more than ``VIDEO_FACTOR * max_pixels`` together.
+
+    Raises:
+        InvalidMediaError: they have.
+    """
+    total, limit = sum(frame.width * frame.height for frame in frames), VIDEO_FACTOR * max_pixels
+    if total > limit:
+        raise InvalidMediaError(
+            f"{name}: its first {len(frames)} frames have {total} pixels; at most {limit} are allowed"
+        )
 
 
 def max_encoded_bytes(max_pixels: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ecotone.engine.media import ImageInput, load_frames, load_image
+from ecotone.engine.media import ImageInput, check_total, load_frames, load_image
 from ecotone.engine.medium import Medium, video_medium
 from ecotone.engine.sources import Source, is_source
 from ecotone.errors import InvalidMediaError
@@ -41,11 +41,12 @@ def load_video(source: VideoInput, *, max_pixels: int, max_frames: int) -> Mediu
 
     Args:
         source: see ``VideoInput``.
-        max_pixels: of a frame.
+        max_pixels: of a frame; all of them together may have ``VIDEO_FACTOR`` times as many.
         max_frames: longer videos are refused; nothing is left out silently.
 
     Raises:
-        InvalidMediaError: it cannot be read, has no frames or too many, or frames of several sizes.
+        InvalidMediaError: it cannot be read, has no frames or too many, frames of several sizes, or too
+            many pixels.
     """
     if is_source(source):
         frames, fps = load_frames(source, max_pixels=max_pixels, max_frames=max_frames)  # type: ignore[arg-type]
@@ -59,7 +60,11 @@ def load_video(source: VideoInput, *, max_pixels: int, max_frames: int) -> Mediu
         )
     if not 1 <= len(given) <= max_frames:
         raise InvalidMediaError(f"video has {len(given)} frames; from 1 to {max_frames} are allowed")
-    return _medium([load_image(frame, max_pixels=max_pixels) for frame in given], video.fps)
+    frames = []
+    for frame in given:
+        frames.append(load_image(frame, max_pixels=max_pixels))
+        check_total(frames, "video", max_pixels)
+    return _medium(frames, video.fps)
 
 
 def _medium(frames: list[Image.Image], fps: float) -> Medium:

@@ -210,6 +210,16 @@ def test_what_is_no_video_is_refused_by_name(source: object, says: str) -> None:
         video(source)
 
 
+@pytest.mark.parametrize("as_file", [True, False])
+def test_all_frames_together_are_bounded(as_file: bool, tmp_path: Path) -> None:
+    """Each frame is small enough, and so is the file: it is what they come to that would fill the memory."""
+    frames = [picture(value, (30, 30)) for value in range(10)]
+    source = animation("GIF", frames) if as_file else frames
+    assert len(frames_of(video(animation("GIF", frames[:8]) if as_file else frames[:8], 20))) == 8
+    with pytest.raises(InvalidMediaError, match="first 9 frames have 8100 pixels; at most 8000"):
+        video(source, 20)
+
+
 def test_damaged_bytes_give_a_medium_or_our_error() -> None:
     rng = random.Random(0)
     noise = np.random.default_rng(0).integers(0, 255, (3, 16, 16, 3), dtype=np.uint8)
