@@ -79,7 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         kv_blocks: KV blocks there are.
         encoder_cache_rows: capacity of a rank's encoder cache, in encoder rows.
         encoder_budget_rows: encoder rows computed in a step; ``None`` takes ``encoder_cache_rows``.
-        max_image_pixels: larger images, and frames of videos, are refused before they are decoded.
+        max_image_pixels: larger images, and frames of videos, are refused before they are decoded; so is a video
+            whose frames have 8 times as many in all.
         max_video_frames: longer videos are refused.
         max_audio_seconds: longer clips are refused.
         revision: names the weights; part of every cache key. ``None`` takes a digest of the checkpoint files.
