@@ -16,6 +16,12 @@ class FairLock:
         self._turn = threading.Condition()
         self._queue: deque[object] = deque()
 
+    @property
+    def num_waiting(self) -> int:
+        """Threads that asked for it and do not have it."""
+        with self._turn:
+            return max(len(self._queue) - 1, 0)
+
     def __enter__(self) -> None:
         me = object()
         with self._turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tiny_processor import build_folder
 
 from ecotone.config import EngineConfig
 from ecotone.engine.engine import Engine
+from ecotone.engine.fair_lock import FairLock
 from ecotone.engine.inputs import InputProcessor, ProcessedPrompt, Prompt
 from ecotone.errors import (
     ConfigError,
@@ -337,11 +339,19 @@ def test_threads_get_their_own_answers(engine: Engine) -> None:
     assert answers == {n: [*(f"{n}.{i}" for i in range(10)), f"stream {n}"] for n in range(6)}
 
 
-def test_who_comes_second_is_served_in_the_steps_of_the_first(make: Make) -> None:
+def test_who_comes_second_is_served_in_the_steps_of_the_first(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = FairLock()
+    monkeypatch.setattr("ecotone.engine.engine.FairLock", lambda: lock)
     engine, executor = make()
     second: list[str] = []
     thread = threading.Thread(target=lambda: second.append(engine.generate(":second")[0].text))
-    on_step(executor, 5, thread.start)
+
+    def second_comes() -> None:
+        thread.start()
+        while not lock.num_waiting:
+            time.sleep(0.001)
+
+    on_step(executor, 5, second_comes)
     [first] = engine.generate(":first", LONG)
     thread.join()
     assert second == ["second"]
