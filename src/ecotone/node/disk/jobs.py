@@ -121,7 +121,7 @@ class TierIO(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there are results, or after so many seconds."""
+        """Return when there have been results since the last call, or after so many seconds. One thread waits."""
         ...
 
     def call_after(self, seconds: float) -> None:

@@ -30,6 +30,7 @@ from ecotone.node.disk.jobs import (
 from ecotone.node.disk.ledger import Ledger
 from ecotone.node.disk.store import DiskStore
 from ecotone.node.disk.thread import DiskThread
+from ecotone.node.disk.worker import DiskWorker
 from ecotone.node.entry import Entry
 from ecotone.node.exchange import Extent, Layout
 from ecotone.node.index import Index
@@ -282,7 +283,9 @@ def open_disk_tier(
         store.open()
     except OSError as error:
         problem = error
-    tier = DiskTier(index, region, config.budget, DiskThread(store, notify, opened=problem is None), clock)
+    tier = DiskTier(
+        index, region, config.budget, DiskThread(DiskWorker(store, opened=problem is None), notify), clock
+    )
     if problem is not None:
         tier.start_failing(problem)
     return tier
