@@ -15,7 +15,7 @@ import pytest
 from node_zoo import KEYS, SIZES, Worker, ask, contents, layout
 
 from ecotone.errors import ResourceError
-from ecotone.node import Acquire, Commit, Ready, Release, Ticket
+from ecotone.node import Abort, Acquire, Commit, Ready, Release, Ticket
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.tool import NodeTool
@@ -132,8 +132,9 @@ class Survivor:
                 self.hits += 1
             ask(self.exchange, [Release(self.seq + 1, answer.pin_id)])
         elif isinstance(answer, Ticket):
-            if self.worker.write(number, answer.transfer_id, answer.extents) == b"+":
-                ask(self.exchange, [Commit(self.seq + 1, answer.transfer_id)])
+            said = self.worker.write(number, answer.transfer_id, answer.extents)
+            end = Commit if said == b"+" else Abort
+            ask(self.exchange, [end(self.seq + 1, answer.transfer_id)])
 
     def close(self) -> None:
         self.worker.node.close()

@@ -1,7 +1,8 @@
 """``ecotone demo --engines N``: several engines, each a process, and one node that they share.
 
 The questions go to the engines in turn. When every image was seen, one engine is killed in the middle of a
-question, and the others answer that one and the rest. An engine without a cache, in this process, answers the same.
+question, and the others answer that one and the rest. An engine without a cache, in this
+process, is asked the same.
 """
 
 from __future__ import annotations

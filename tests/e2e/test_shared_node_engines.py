@@ -1,0 +1,143 @@
+"""Real engines, each a process of its own, on one node."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from digit_questions import MODEL, ROWS, WORDS, Digit
+
+from ecotone import ECConfig, EngineConfig
+from ecotone.cli.engine_process import Answered, EngineProcess
+from ecotone.errors import RankFailedError, ResourceError
+from ecotone.node.server.tool import NodeTool
+
+pytestmark = pytest.mark.e2e
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a node serves. Its books are right and empty in the end, and nothing of it stays."""
+    path = tmp_path_factory.mktemp("node") / "node.sock"
+    command = [sys.executable, "-m", "ecotone", "node", "--socket", str(path), "--memory", "1MiB"]
+    with subprocess.Popen(command) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while not path.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield path
+        wait_until_gone(path)
+        with NodeTool(path) as node:
+            left = node.describe().tenants[""]
+        assert {name: left[name] for name in ("pins", "transfers", "bytes_draining")} == {
+            "pins": 0,
+            "transfers": 0,
+            "bytes_draining": 0,
+        }
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def engines(socket: Path) -> Iterator[list[EngineProcess]]:
+    """Four of them, each with an encoder cache of two images."""
+    with ExitStack() as stack:
+        started = [start(stack, socket) for _ in range(4)]
+        for engine in started:
+            engine.wait()
+        yield started
+
+
+def start(stack: ExitStack, socket: Path, **options: object) -> EngineProcess:
+    config = EngineConfig(
+        model=str(MODEL),
+        encoder_cache_rows=2 * ROWS,
+        kv_blocks=64,
+        ec=ECConfig(options={"node": f"unix:{socket}"}),
+        **options,  # type: ignore[arg-type]
+    )
+    engine = EngineProcess(config)
+    stack.callback(engine.close)
+    return engine
+
+
+def wait_until_gone(socket: Path, but: int = 0) -> None:
+    """Until no more than ``but`` engines are connected, and nothing is held for one that is not."""
+    deadline = time.monotonic() + PATIENCE_S
+    with NodeTool(socket) as node:
+        while True:
+            description = node.describe()
+            assert node.verify().problem == ""
+            gone = [engine for engine in description.engines if not engine.connected]
+            held = sum(engine.counters["pins"] + engine.counters["transfers"] for engine in gone)
+            if len(description.engines) - len(gone) <= but and not held:
+                return
+            assert time.monotonic() < deadline, description.engines
+            time.sleep(0.01)
+
+
+def ask_all(engines: Sequence[EngineProcess], digit: Digit) -> list[Answered]:
+    """The same question to all of them at the same time."""
+    for engine in engines:
+        engine.ask("What digit is this?", [str(digit.path)])
+    return [engine.wait() for engine in engines]
+
+
+def encodes(answers: Sequence[Answered]) -> int:
+    return sum(rank.encodes for answer in answers for rank in answer.ranks)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 2), (6, 4)], ids=["two", "four"])
+def test_engines_encode_each_image_once_between_them(
+    engines: list[EngineProcess], digits: list[Digit], first: int, count: int
+) -> None:
+    """Asked at the same time, one encodes and the others wait; and all say the same."""
+    chosen, before = digits[first : first + 6], 0
+    for turn, digit in enumerate([*chosen, *chosen]):
+        answers = ask_all(engines[:count], digit)
+        assert {answer.text for answer in answers} == {f" The digit is {WORDS[digit.label]}."}
+        assert len({answer.token_ids for answer in answers}) == 1
+        if turn == 0:
+            before = encodes(answers)
+    assert encodes(answers) - before == len(chosen) - 1
+
+
+KILLS = ["whole", "whole, two ranks", "scheduler", "rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_an_engine_is_killed(socket: Path, engines: list[EngineProcess], digits: list[Digit], kill: str) -> None:
+    """In the middle of a question about an image that nobody has seen. Another engine answers it."""
+    number = KILLS.index(kill)
+    chance = random.Random(number)
+    digit = digits[12 + number]
+    options = {} if kill == "whole" else {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
+    with ExitStack() as stack:
+        engine = start(stack, socket, **options)
+        ranks = {rank.rank: rank.pid for rank in engine.wait().ranks}
+        engine.ask("What digit is this?", [str(digits[0].path)])
+        assert engine.wait().text == f" The digit is {WORDS[digits[0].label]}."
+        engine.ask("What digit is this?", [str(digit.path)])
+        time.sleep(chance.uniform(0.0, 0.1))
+        victims = {"scheduler": [engine.pid], "rank 0": [ranks[0]], "rank 1": [ranks.get(1, 0)]}
+        for pid in victims.get(kill, [engine.pid, *ranks.values()]):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                assert kill.startswith("whole")  # its ranks go with it
+        with suppress(RankFailedError, ResourceError):
+            assert engine.wait().text == f" The digit is {WORDS[digit.label]}."  # it was done before
+    wait_until_gone(socket, but=len(engines))
+    for answer in ask_all(engines[:2], digit):
+        assert answer.text == f" The digit is {WORDS[digit.label]}."
