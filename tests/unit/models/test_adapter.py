@@ -242,6 +242,9 @@ def test_logits_are_float32_and_capped() -> None:
     ("change", "reason"),
     [
         ({"attn_logit_softcapping": 30.0}, "soft-caps attention scores"),
+        ({"use_bidirectional_attention": True}, "lets text see the text after it"),
+        ({"num_kv_shared_layers": 1}, "share keys and values"),
+        ({"hidden_size_per_layer_input": 8}, "takes an input for each token in every layer"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layers of linear_attention"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic rotary positions"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "longrope rotary positions"),

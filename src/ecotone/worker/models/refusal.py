@@ -11,6 +11,14 @@ import transformers
 from ecotone.worker.models.families import SUPPORTED_ARCHITECTURES
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+# Field of a language model's configuration -> what it means when it is set.
+_OBSTACLES = {
+    "cross_attention_layers": "attends to the encoder's output in layers of its own, and takes no rows",
+    "attn_logit_softcapping": "soft-caps attention scores, which packed attention does not",
+    "use_bidirectional_attention": "lets text see the text after it, which is not there yet",
+    "num_kv_shared_layers": "has layers that share keys and values, which the paged KV cache does not",
+    "hidden_size_per_layer_input": "takes an input for each token in every layer, and an encoder row has none",
+}
 _VARYING_ROPE = ("dynamic", "longrope")
 
 
@@ -46,14 +54,13 @@ def obstacle(text: Mapping[str, Any]) -> str | None:
     Each of these would not fail but give wrong answers: packed attention and the paged KV cache are all that a
     step keeps, and requests of any lengths share it.
     """
-    if text.get("cross_attention_layers"):
-        return "its language model attends to the encoder's output in layers of its own, and takes no rows"
+    for name, reason in _OBSTACLES.items():
+        if text.get(name):
+            return f"its language model {reason}"
     layers = text.get("layer_types") or ()
     other = sorted({str(layer) for layer in layers} - set(_LAYER_TYPES))
     if other:
         return f"its language model has layers of {', '.join(other)}, which the paged KV cache does not hold"
-    if text.get("attn_logit_softcapping") is not None:
-        return "its language model soft-caps attention scores, which packed attention does not"
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     parts = [part for part in (rope, *rope.values()) if isinstance(part, Mapping)]
     for kind in (part.get("rope_type", part.get("type")) for part in parts):
