@@ -60,8 +60,10 @@ def _work(result: DemoResult) -> Table:
         table.add_row(name, read(result.cached), read(result.uncached))
     table.caption = (
         "First tokens are medians. Of an image seen before, one engine loads the encoding and the other "
-        "encodes it again; nothing else differs."
+        "encodes it again; "
     )
+    ranks = len(result.cached.ranks)
+    table.caption += "nothing else differs." if ranks == 1 else f"but it has {ranks} ranks, and the other has one."
     table.caption_justify = "left"
     return table
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ecotone.config import EngineConfig
+from ecotone.errors import ConfigError
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +33,16 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def rank_specs(config: EngineConfig, init_method: str = "") -> tuple[RankSpec, ...]:
-    """Every rank of an engine, in order."""
+    """Every rank of an engine, in order.
+
+    Raises:
+        ConfigError: stages of an engine that only encodes: it has no layers to put on them.
+    """
+    if config.pipeline_parallel_size > 1 and config.ec is not None and config.ec.role == "ec_producer":
+        raise ConfigError(
+            f"pipeline_parallel_size={config.pipeline_parallel_size} with role='ec_producer': an engine that only "
+            "encodes runs no decoder layers; use 1"
+        )
     tp_size, pp_size = config.tensor_parallel_size, config.pipeline_parallel_size
     return tuple(
         RankSpec(

@@ -54,10 +54,17 @@ def reasons(results: Sequence[Tensor | EncodeFailure]) -> dict[int, str]:
 
 @given(counts=st.lists(st.integers(1, 100), max_size=20), ranks=st.integers(1, 8))
 def test_every_item_is_somebodys_and_nobody_has_much_more(counts: list[int], ranks: int) -> None:
-    shares = divide(counts, ranks)
+    items = [tiny_item(f"item {n}", 0, rows) for n, rows in enumerate(counts)]
+    shares = divide(items, ranks)
+    assert shares == divide(items, ranks)
     assert sorted(index for share in shares for index in share) == list(range(len(counts)))
     loads = [sum(counts[index] for index in share) for share in shares]
     assert max(loads) - min(loads) <= max(counts, default=0)
+
+
+def test_single_items_are_not_always_the_same_ranks() -> None:
+    shares = [divide([tiny_item(f"item {n}", 0, 4)], 2) for n in range(64)]
+    assert 16 < sum(first == [0] for first, _ in shares) < 48
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -128,12 +135,14 @@ def test_all_ranks_hear_of_every_failure(mode: str, failing: list[set[str]]) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_error_of_any_kind_on_one_rank_is_a_failure_on_all(mode: str) -> None:
-    """Item 1 has the most rows, so that the first rank has it in either mode."""
-    towers = [FailsOn(["item 1"], AttributeError("out of luck")), TinyModel().encode]
+    shares = divide(ITEMS, 2)
+    rank = 0 if 1 in shares[0] else 1
+    towers: list[Encode] = [TinyModel().encode, TinyModel().encode]
+    towers[rank] = FailsOn(["item 1"], AttributeError("out of luck"))
     results, _ = encode_together(mode, towers)
     assert reasons(results[0]) == reasons(results[1])
-    assert reasons(results[0])[1] == "on rank 0: the encoder failed: AttributeError: out of luck"
-    assert len(reasons(results[0])) == {"weights": 5, "data": 2}[mode]
+    assert reasons(results[0])[1] == f"on rank {rank}: the encoder failed: AttributeError: out of luck"
+    assert sorted(reasons(results[0])) == (sorted(shares[rank]) if mode == "data" else [0, 1, 2, 3, 4])
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -9,6 +9,7 @@ supported family, so each rank runs the whole tower on all items, and they tell 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -42,12 +43,15 @@ class Tower:
         return {"tower_items": self._items, "tower_rows": self._rows}
 
 
-def divide(counts: Sequence[int], ranks: int) -> list[list[int]]:
-    """Which items each rank encodes, items given by their rows: the largest first, each to whoever has least."""
+def divide(items: Sequence[MultiModalItem], ranks: int) -> list[list[int]]:
+    """Which items each rank encodes: those of most rows first, each to whoever has the fewest rows. Where several
+    have as few, the item's id decides: with an item a step, it is not always the same rank's."""
     loads = [0] * ranks
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    for index in sorted(range(len(counts)), key=lambda i: (-counts[i], i)):
-        rank = loads.index(min(loads))
+    counts = [item.num_rows for item in items]
+    for index in sorted(range(len(items)), key=lambda i: (-counts[i], i)):
+        idlest = [rank for rank in range(ranks) if loads[rank] == min(loads)]
+        rank = idlest[crc32(items[index].item_id.encode()) % len(idlest)]
         loads[rank] += counts[index]
         shares[rank].append(index)
     return shares
@@ -83,7 +87,7 @@ class DividedEncoder:
 
     def __call__(self, items: Sequence[MultiModalItem]) -> list[Tensor | EncodeFailure]:
         """Rows ``[num_rows, width]`` of each item in storage of its own, or why it has none."""
-        shares = divide([item.num_rows for item in items], self._group.size)
+        shares = divide(items, self._group.size)
         own = shares[self._group.rank]
         results = _guarded(self._encode_here, [items[i] for i in own])
         failures = _agree(results, own, self._group)

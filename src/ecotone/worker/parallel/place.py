@@ -28,11 +28,15 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Place:
-    """What a rank needs to compute its part of every step. Made by ``join``; ``leave`` ends it."""
+    """What a rank needs to compute its part of every step. Made by ``join``; ``leave`` ends it.
+
+    Attributes:
+        group: the ranks of its stage.
+    """
 
     def __init__(self, spec: RankSpec, group: DistributedGroup) -> None:
         self._spec = spec
-        self._group = group
+        self.group = group
 
     def divide(self, model: Any) -> None:
         """Take from a transformers model what other ranks hold.
@@ -45,21 +49,21 @@ class Place:
         if spec.pp_size > 1:
             cut_stage(model, spec.pp_size, spec.pp_rank)
         if spec.tp_size > 1:
-            shard(model, self._group)
+            shard(model, self.group)
 
     def encoder(self, tower: Encode, model: Model, mode: str) -> Encode:
         """How this rank's stage encodes, given how this rank does; ``mode`` is ``mm_encoder_tp_mode``."""
         if self._spec.tp_size == 1:
             return tower
         if mode == "data":
-            return DividedEncoder(tower, self._group, model.info.encoder, model.device)
+            return DividedEncoder(tower, self.group, model.info.encoder, model.device)
         if self._spec.rank == 0:
             logger.warning(
                 "mm_encoder_tp_mode='weights': transformers has no tensor-parallel plan for the encoder of %s, so "
                 "each rank holds and runs all of it; 'data' divides the work",
                 model.info.architecture,
             )
-        return ReplicatedEncoder(tower, self._group)
+        return ReplicatedEncoder(tower, self.group)
 
     def stage(self, model: Model) -> Stage:
         """The way to the neighbouring stages."""
