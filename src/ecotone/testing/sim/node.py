@@ -1,0 +1,355 @@
+"""The node of a simulation: the real server without its sockets, which clients reach over simulated links."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from ecotone.errors import ResourceError
+from ecotone.node.eviction import make_policy
+from ecotone.node.exchange import AnyAnswer, AnyOp
+from ecotone.node.index import Index
+from ecotone.node.region import Region, RegionDescriptor
+from ecotone.node.server.link import Link, LostError
+from ecotone.node.server.messages import (
+    Answers,
+    Attach,
+    Batch,
+    ClientMessage,
+    Fact,
+    Facts,
+    Hello,
+    NodeMessage,
+    Refusal,
+)
+from ecotone.node.server.service import Reply, Service
+from ecotone.node.server.tenants import Tenant
+from ecotone.testing.sim.memory import Memory, SimRegion
+from ecotone.testing.sim.model import Library
+from ecotone.testing.sim.plan import Plan
+from ecotone.testing.sim.watch import Watch
+from ecotone.testing.sim.world import World
+
+_IDS_PER_LIFE = 1_000_000
+
+
+class DirectExchange:
+    """One client's end of an index in the same process. See ``NodeExchange``."""
+
+    def __init__(self, watch: Watch, client: str, clock: Callable[[], float]) -> None:
+        self._watch = watch
+        self._client = client
+        self._clock = clock
+        self._answers: list[AnyAnswer] = []
+
+    def submit(self, ops: Sequence[AnyOp]) -> None:
+        """See the contract."""
+        answers = self._watch.index.apply(self._client, ops, self._clock())
+        self._answers += answers
+        self._watch.after(ops, answers)
+
+    def flush(self) -> None:
+        """Nothing is ever kept back."""
+
+    def poll(self) -> Sequence[AnyAnswer]:
+        """See the contract."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def statistics(self) -> dict[str, float]:
+        """See the contract."""
+        return self._watch.index.statistics()
+
+    def close(self) -> None:
+        """See the contract."""
+        self._watch.index.close_client(self._client)
+        self._watch.after()
+
+
+def embedded_watch(plan: Plan, engine_id: str, library: Library) -> Watch:
+    """Index and memory of a node inside an engine."""
+    memory = Memory(RegionDescriptor(engine_id, 1, plan.capacity))
+    index = Index(plan.capacity, engine_id, 1, make_policy(plan.policy))
+    return Watch(index, memory, library)
+
+
+class Connection:
+    """A client's connection as the node sees it; ``deliver`` takes what the node says to it."""
+
+    def __init__(self, number: int, life: int, random: Random) -> None:
+        self.number = number
+        self.life = life
+        self.random = random
+        self.inbox: deque[NodeMessage] = deque()
+        self.hung_up = False
+        self.closed = False
+        self.sent_until = 0.0
+        self.told_until = 0.0
+
+
+class SimNode:
+    """A shared node that can be restarted, stopped for a while, and lose connections.
+
+    Attributes:
+        is_up: whether anybody can connect.
+    """
+
+    def __init__(self, world: World, plan: Plan, library: Library) -> None:
+        self.is_up = False
+        self._world = world
+        self._plan = plan
+        self._library = library
+        self._life = 0
+        self._stalled_until = 0.0
+        self._numbers = 0
+        self._connections: dict[int, Connection] = {}
+        self._hellos: dict[int, Hello] = {}
+        self.start()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether who asks it now is answered at once."""
+        return self.is_up and self._world.now >= self._stalled_until
+
+    def start(self) -> None:
+        """Begin a life: nothing is known of any before."""
+        self._life += 1
+        self.is_up = True
+        descriptor = RegionDescriptor("node", self._life, self._plan.capacity)
+        self.memory = Memory(descriptor)
+        region = SimRegion(self.memory, "node", writable=True)
+        tenant = Tenant("", region, self._plan.policy, self._life * _IDS_PER_LIFE)
+        self.watch = Watch(tenant.index, self.memory, self._library)
+        self.tenant = tenant
+        self._service = Service(f"life-{self._life}", {"": tenant})
+        self._world.say("node: life {} begins", self._life)
+
+    def restart(self, down_s: float) -> None:
+        """It is killed, and another one is there after ``down_s``."""
+        if not self.is_up:
+            return
+        self._world.say("node: killed")
+        self.is_up = False
+        for connection in self._connections.values():
+            connection.hung_up = True
+        self._connections.clear()
+        self._world.after(down_s, self.start)
+
+    def stall(self, seconds: float) -> None:
+        """It is stopped: what arrives waits."""
+        self._world.say("node: stopped for {} s", seconds)
+        self._stalled_until = self._world.now + seconds
+
+    def drop(self, engine_id: str) -> None:
+        """The connection of an engine's scheduler breaks. Not before one of its ranks maps the region: see
+        docs/simulator.md, "Known flaws"."""
+        engine = self.tenant.engines.get(engine_id)
+        if engine is None or not (engine.attached or self._plan.early_drops):
+            return
+        for connection in list(self._connections.values()):
+            hello = self._hellos.get(connection.number)
+            if hello is not None and hello.part == "scheduler" and hello.engine_id == engine_id:
+                self._world.say("node: drops the connection of {}", engine_id)
+                self._end(connection)
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def connect(self, random: Random) -> Connection:
+        """A new connection.
+
+        Raises:
+            LostError: nobody serves.
+        """
+        if not self.is_up:
+            raise LostError("Connection refused")
+        self._numbers += 1
+        connection = Connection(self._numbers, self._life, random)
+        self._connections[connection.number] = connection
+        return connection
+
+    def send(self, connection: Connection, message: ClientMessage) -> None:
+        """``message`` is on its way to the node, behind what was sent before it."""
+        at = max(connection.sent_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
+        connection.sent_until = at
+        self._world.after(at - self._world.now, lambda: self._arrive(connection, message))
+
+    def hang_up(self, connection: Connection) -> None:
+        """The client's end is closed; the node learns of it after what was sent."""
+        if connection.closed:
+            return
+        connection.closed = True
+        at = max(connection.sent_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
+        self._world.after(at - self._world.now, lambda: self._gone(connection))
+
+    def ask_now(self, connection: Connection, message: ClientMessage) -> NodeMessage | None:
+        """Send ``message`` and wait for the answer, in no time."""
+        reply = self._handle(connection, message)
+        return None if reply is None else reply.message
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _is_open(self, connection: Connection) -> bool:
+        return self._connections.get(connection.number) is connection
+
+    def _arrive(self, connection: Connection, message: ClientMessage) -> None:
+        if not self._is_open(connection):
+            return
+        if self._world.now < self._stalled_until:
+            delay = self._stalled_until - self._world.now
+            self._world.after(delay, lambda: self._arrive(connection, message))
+            return
+        reply = self._handle(connection, message)
+        if reply is None:
+            return
+        at = max(connection.told_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
+        connection.told_until = at
+        self._world.after(at - self._world.now, lambda: connection.inbox.append(reply.message))
+        if isinstance(reply.message, Refusal):
+            self._world.say("node: refuses {}: {}", connection.number, reply.message.reason)
+            if not self._service.maps_region(connection.number):
+                self._end(connection)
+
+    def _handle(self, connection: Connection, message: ClientMessage) -> Reply | None:
+        reply = self._service.handle(connection.number, message, self._world.now)
+        if isinstance(message, Hello) and reply is not None and not isinstance(reply.message, Refusal):
+            self._hellos[connection.number] = message
+        if reply is not None and reply.replaced is not None:
+            self._end(self._connections[reply.replaced])
+        ops = message.ops if isinstance(message, Batch) else ()
+        answers = reply.message.answers if reply is not None and isinstance(reply.message, Answers) else ()
+        self.watch.after(ops if answers else (), answers)
+        return reply
+
+    def _gone(self, connection: Connection) -> None:
+        if not self._is_open(connection):
+            return
+        if self._world.now < self._stalled_until:
+            self._world.after(self._stalled_until - self._world.now, lambda: self._gone(connection))
+            return
+        self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        del self._connections[connection.number]
+        self._hellos.pop(connection.number, None)
+        connection.hung_up = True
+        self._service.gone(connection.number, self._world.now)
+        self.watch.after()
+
+
+class SimLink(Link):
+    """A scheduler's connection to a ``SimNode``. See ``Link``."""
+
+    def __init__(self, node: SimNode, random: Random, hello: Hello) -> None:
+        self._node = node
+        self._connection = node.connect(random)
+        self.descriptors = []
+        node.send(self._connection, hello)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Nothing: a simulated kernel takes everything."""
+        return 0
+
+    def send(self, message: ClientMessage) -> None:
+        """See ``Link``."""
+        self._node.send(self._connection, message)
+
+    def pump(self) -> None:
+        """Nothing is kept."""
+
+    def receive(self) -> Iterator[NodeMessage]:
+        """See ``Link``."""
+        connection = self._connection
+        while connection.inbox:
+            message = connection.inbox.popleft()
+            if isinstance(message, Refusal):
+                self.close()
+                raise LostError(f"it refused: {message.reason}", final=True)
+            yield message
+        if connection.hung_up:
+            self.close()
+            raise LostError("the node hung up")
+
+    def close(self) -> None:
+        """See ``Link``."""
+        self._node.hang_up(self._connection)
+
+
+def link_opener(node: SimNode, random: Random, opened: list[SimLink]) -> Callable[[Path, Hello], Link]:
+    """Opens links to ``node`` wherever the path leads; the present one is the last of ``opened``."""
+
+    def open_link(_path: Path, hello: Hello) -> Link:
+        opened.append(SimLink(node, random, hello))
+        del opened[:-1]
+        return opened[-1]
+
+    return open_link
+
+
+class SimWorkerNode:
+    """A rank's end of a ``SimNode``; what ``WorkerNode`` is, without its thread."""
+
+    def __init__(self, node: SimNode, random: Random, hello: Hello, owner: str) -> None:
+        self._node = node
+        self._random = random
+        self._hello = hello
+        self._owner = owner
+        self._connection: Connection | None = None
+        self._reading: set[int] = set()
+        self._closed = False
+        self._dead = False
+
+    def attach(self, writable: bool) -> Region:
+        """See ``WorkerNode``."""
+        if self._closed or not self._node.is_answering:
+            raise ResourceError("no region: the node does not answer")
+        old = self._connection
+        if old is not None and not old.hung_up:
+            self._ask(old, Attach(writable))
+            return SimRegion(self._node.memory, self._owner, writable=writable)
+        new = self._node.connect(self._random)
+        try:
+            self._ask(new, self._hello)
+            self._ask(new, Attach(writable))
+        except ResourceError:
+            self._node.hang_up(new)
+            raise
+        self._connection = new
+        if old is not None:
+            self._node.hang_up(old)
+        return SimRegion(self._node.memory, self._owner, writable=writable)
+
+    def tell(self, fact: Fact) -> None:
+        """See ``WorkerNode``."""
+        if fact.kind == "released":
+            self._reading.discard(fact.claim)
+        if self._dead or self._connection is None:
+            return
+        self._node.send(self._connection, Facts((fact,)))
+        self._leave_if_done()
+
+    def reads_in_place(self, claim: int) -> None:
+        """See ``WorkerNode``."""
+        self._reading.add(claim)
+
+    def close(self) -> None:
+        """See ``WorkerNode``."""
+        self._closed = True
+        self._leave_if_done()
+
+    def kill(self) -> None:
+        """The process is gone: the kernel hangs up."""
+        self._dead = True
+        if self._connection is not None:
+            self._node.hang_up(self._connection)
+
+    def _leave_if_done(self) -> None:
+        if self._closed and not self._reading and self._connection is not None:
+            self._node.hang_up(self._connection)
+
+    def _ask(self, connection: Connection, message: ClientMessage) -> None:
+        answer = self._node.ask_now(connection, message)
+        if isinstance(answer, Refusal):
+            raise ResourceError(f"no region: it refused: {answer.reason}")
