@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
             tenant=config.tenant,
         )
         scheduler = Scheduler(limits, connector, model_info.eos_token_ids, clock)
-        core = EngineCore(scheduler, executor, inputs.tokenizer, clock)
+        # Its own copy: prompts are tokenized while a step decodes, and a fast tokenizer is not thread-safe.
+        core = EngineCore(scheduler, executor, deepcopy(inputs.tokenizer), clock)
         close = stack.pop_all().close
     return Parts(model_info, namespace, inputs, executor, connector, scheduler, core, close)
 

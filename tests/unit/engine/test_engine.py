@@ -73,6 +73,13 @@ def on_step(executor: EchoExecutor, number: int, act: Callable[[], object]) -> N
     executor.before_step = before_step
 
 
+def start_and_queue(lock: FairLock, thread: threading.Thread) -> None:
+    """Start ``thread`` and wait until it asks for ``lock``, which this thread holds."""
+    thread.start()
+    while not lock.num_waiting:
+        time.sleep(0.001)
+
+
 def raise_(error: BaseException) -> None:
     raise error
 
@@ -228,6 +235,11 @@ def test_a_stream_adds_up_to_the_output(engine: Engine) -> None:
     assert all(delta.output is None for delta in deltas[:-1])
 
 
+def test_a_stream_ends_with_what_was_held_back(engine: Engine) -> None:
+    deltas = list(engine.stream(":ab<e", SamplingParams(stop=("<end>",))))
+    assert [delta.text for delta in deltas] == ["a", "b", "", "", "<e"]
+
+
 def test_a_stream_never_shows_part_of_a_stop_string(engine: Engine) -> None:
     texts = [delta.text for delta in engine.stream(":one STOP two", SamplingParams(stop=("STOP",)))]
     assert "".join(texts) == "one "
@@ -297,7 +309,7 @@ def test_another_thread_can_abort_what_one_waits_for(make: Make) -> None:
     engine, executor = make()
     aborts: list[bool] = []
     aborter = threading.Thread(target=lambda: aborts.append(engine.abort("request-1")))
-    on_step(executor, 3, aborter.start)
+    on_step(executor, 3, lambda: start_and_queue(engine._lock, aborter))
     [output] = engine.generate(":hello", LONG)
     aborter.join()
     assert aborts == [True]
@@ -339,19 +351,11 @@ def test_threads_get_their_own_answers(engine: Engine) -> None:
     assert answers == {n: [*(f"{n}.{i}" for i in range(10)), f"stream {n}"] for n in range(6)}
 
 
-def test_who_comes_second_is_served_in_the_steps_of_the_first(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = FairLock()
-    monkeypatch.setattr("ecotone.engine.engine.FairLock", lambda: lock)
+def test_who_comes_second_is_served_in_the_steps_of_the_first(make: Make) -> None:
     engine, executor = make()
     second: list[str] = []
     thread = threading.Thread(target=lambda: second.append(engine.generate(":second")[0].text))
-
-    def second_comes() -> None:
-        thread.start()
-        while not lock.num_waiting:
-            time.sleep(0.001)
-
-    on_step(executor, 5, second_comes)
+    on_step(executor, 5, lambda: start_and_queue(engine._lock, thread))
     [first] = engine.generate(":first", LONG)
     thread.join()
     assert second == ["second"]
@@ -378,6 +382,9 @@ def test_a_step_that_fails_ends_everything_in_flight_with_the_cause(make: Make) 
     assert engine.step() == []
     assert not engine.has_unfinished_requests()
     assert engine.settle()
+    engine.close()
+    with pytest.raises(ShutDownError, match="the device fell off"):  # the first reason stays
+        engine.generate(":x")
 
 
 def test_an_interrupted_step_is_not_gone_on_with(make: Make) -> None:
@@ -410,7 +417,7 @@ def test_close_is_idempotent_and_final(make: Make) -> None:
 def test_close_from_another_thread_ends_those_who_wait(make: Make) -> None:
     engine, executor = make()
     closer = threading.Thread(target=engine.close)
-    on_step(executor, 4, closer.start)
+    on_step(executor, 4, lambda: start_and_queue(engine._lock, closer))
     [output] = engine.generate([":hello"], LONG)
     closer.join()
     assert isinstance(output.error, RequestFailedError)

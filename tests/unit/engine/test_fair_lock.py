@@ -59,16 +59,39 @@ def test_an_error_inside_gives_it_back() -> None:
 
 
 def test_an_interrupt_while_waiting_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = FairLock()
+    lock, left = FairLock(), []
 
     def interrupted(_: object) -> bool:
         raise KeyboardInterrupt
 
+    def give_up() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            lock.__enter__()
+        left.append(True)
+
     with lock:
-        with monkeypatch.context() as patch:
-            patch.setattr(lock._turn, "wait_for", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                lock.__enter__()
-        assert len(lock._queue) == 1
+        monkeypatch.setattr(lock._turn, "wait_for", interrupted)
+        thread = threading.Thread(target=give_up)
+        thread.start()
+        thread.join()
+        monkeypatch.undo()
+        assert left == [True]
+        assert lock.num_waiting == 0
     with lock:
         pass
+
+
+def test_a_thread_interrupted_while_it_gave_it_back_does_not_wait_for_itself() -> None:
+    lock, inside = FairLock(), threading.Event()
+
+    def take() -> None:
+        with lock:
+            inside.set()
+
+    lock.__enter__()  # and never given back
+    thread = threading.Thread(target=take)
+    thread.start()
+    wait_for_queue(lock, 2)
+    with lock:
+        assert inside.is_set()  # it came first
+    thread.join()
