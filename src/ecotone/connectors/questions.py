@@ -89,12 +89,13 @@ class Questions:
         """End a pass: the operations that give back every answer that was offered and not claimed.
 
         An answer that arrived in the course of the pass is kept for the next one: were it given back, those who
-        asked for it would ask again, and find it given back again, for ever.
+        asked for it would ask again, and find it given back again, for ever. Not so where somebody who was told
+        not to wait any more could take it all the same: what it holds belongs to one transfer, and no other.
         """
-        ended = [q for q in self._withdrawn if q.answer is not None]
-        ended += [q for q in self._current.values() if q.answer is not None and q.offered]
+        used = {key: q for key, q in self._current.items() if q.answer is not None and (q.offered or q.claimed)}
+        ended = [*(q for q in self._withdrawn if q.answer is not None), *used.values()]
         self._withdrawn = [q for q in self._withdrawn if q.answer is None]
-        self._current = {key: q for key, q in self._current.items() if q.answer is None or not q.offered}
+        self._current = {key: q for key, q in self._current.items() if key not in used}
         for question in self._current.values():
             question.offered = question.answer is not None
         ops: list[AnyOp] = []

@@ -114,6 +114,24 @@ def test_an_answer_nobody_waits_for_any_more_is_given_back() -> None:
     assert not bench.half.has_pending_work()
 
 
+def test_a_ticket_that_comes_between_giving_up_and_running_is_used_once() -> None:
+    bench, cat = Bench(timeout=0.0), item("cat")
+    bench.node.silent = True
+    assert bench.half.lookup("a", cat) is MISS
+    bench.node.silent = False
+    bench.half.lookup("b", item("dog"))  # fetches the answer about the cat
+    bench.half.update_state_after_alloc("a", cat)
+    meta = bench.half.build_connector_meta()
+    assert meta is not None
+    (first,) = meta.saves
+    bench.half.lookup("a", cat)
+    bench.half.update_state_after_alloc("a", cat)
+    meta = bench.half.build_connector_meta()
+    assert meta is not None
+    (second,) = meta.saves
+    assert first.claim != second.claim
+
+
 def test_an_answer_that_always_comes_at_the_end_of_a_pass_is_found_in_the_next() -> None:
     bench, cat, dog = Bench(), item("cat"), item("dog")
     for _ in range(2):
