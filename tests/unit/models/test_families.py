@@ -198,11 +198,17 @@ def test_positions_of_families_with_three_of_them(loaded: Any) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "idefics3", "voxtral"])
 def test_preempted_and_begun_again(name: str, loaded: Any) -> None:
+    """Four blocks beside those of the first request let the second one begin, and not end."""
     family: Loaded = loaded(name)
-    prompts = family.prompts()
-    blocks = -(-(max(len(case.ids) for case in prompts.values()) + NUM_TOKENS) // 8) + 1
+    prompts = {}
+    for seed, request in enumerate(("first", "second")):
+        parts = [part for medium in family.media(seed) for part in (medium, 6)]
+        prompts[request] = family.prompt(7, *parts, seed=seed)
+    blocks = -(-(len(prompts["first"].ids) + NUM_TOKENS) // 8) + 4
     outcome = family.run(prompts, kv_blocks=blocks)
-    assert sum(len(step.new_requests) for step in outcome.steps) > len(prompts)
+    announced = [data.req_id for step in outcome.steps for data in step.new_requests]
+    assert announced.count("first") == 1
+    assert announced.count("second") > 1
     differences = family.difference(prompts, outcome)
     assert max(differences.values()) <= ROUNDING, differences
 
