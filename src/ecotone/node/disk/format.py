@@ -130,7 +130,7 @@ def _version_of(data: bytes) -> str:
         found: Any = msgspec.json.decode(data)["__metadata__"]["format"]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
         return ""
-    return f"format {str(found)[:40]!r}, not {FORMAT!r}"
+    return "" if found == FORMAT else f"format {str(found)[:40]!r}, not {FORMAT!r}"
 
 
 def file_bytes(key: str, layout: Layout) -> int:

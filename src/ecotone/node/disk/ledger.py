@@ -70,6 +70,7 @@ class Ledger:
         self._trash = True  # dropped files may still take bytes
         self._failed_drops: list[int] = []
         self._failed_removes: list[str] = []
+        self._removing = 0
         self._wait_s = 0.0
         self._retry_at: float | None = None
         self._reopening = False
@@ -110,7 +111,7 @@ class Ledger:
             return True
         if not self.gone_through:
             self._disowned.add(key)
-            self.jobs.append(Remove(key))
+            self._order_remove(key)
         return known
 
     def forget_all(self, namespace: str) -> bool:
@@ -145,6 +146,10 @@ class Ledger:
 
     def _remove(self, key: str) -> None:
         self._lose(key)
+        self._order_remove(key)
+
+    def _order_remove(self, key: str) -> None:
+        self._removing += 1
         self.jobs.append(Remove(key))
 
     def _order_drop(self, number: int) -> None:
@@ -197,6 +202,12 @@ class Ledger:
         if self._void:
             self._remove(key)
 
+    def write_given_up(self) -> None:
+        """The write was not done, and nothing more will be."""
+        if self.writing is not None:
+            self.used -= self.writing[1].charge
+            self.writing = None
+
     def _make_room(self, charge: int) -> None:
         while self.used + charge > self.budget:
             key, file = next(iter(self.files.items()))
@@ -241,8 +252,11 @@ class Ledger:
         else:
             self._remove(key)
 
-    def not_removed(self, key: str, now: float) -> None:
-        """A file could not be deleted."""
+    def removed(self, key: str, failed: bool, now: float) -> None:
+        """A deletion has ended."""
+        self._removing -= 1
+        if not failed:
+            return
         self.counters["remove_errors"] += 1
         self._failed_removes.append(key)
         self.fail(now)
@@ -301,7 +315,8 @@ class Ledger:
         self._retry_at = None
         if fresh:
             self._start_over()
-        self.jobs += map(Remove, self._failed_removes)
+        for key in self._failed_removes:
+            self._order_remove(key)
         self._failed_removes.clear()
         for number in self._failed_drops:
             self.counters["drops_retried"] += 1
@@ -321,8 +336,8 @@ class Ledger:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to write or to order."""
-        return not (self.unwritten or self.writing or self.jobs or self.drops)
+        """Whether everything is written, and everything forgotten is deleted or dropped."""
+        return not (self.unwritten or self.writing or self._removing or self.drops)
 
     def statistics(self) -> dict[str, float]:
         """Counters and gauges."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -155,7 +154,9 @@ class DiskTier:
         for result in self._io.results():
             self._take_in(result, now)
         if self._pinned is not None:
-            self._end_write(Written(self._pinned[1].key, OSError(errno.ECANCELED, "the node was closed")), now)
+            self._index.unpin_for_tier(self._pinned[0])
+            self._pinned = None
+            self.ledger.write_given_up()
         for number in self._reading:
             self._index.end_promotion(number, verified=False)
         self._reading.clear()
@@ -195,9 +196,8 @@ class DiskTier:
                 ledger.loaded(key, layout, result.problem, layout.nbytes)
                 self._index.end_promotion(result.number, verified=result.problem is None)
             case Removed():
-                if result.error is not None:
-                    ledger.not_removed(result.key, now)
-                    self._complain(result.error)
+                ledger.removed(result.key, result.error is not None, now)
+                self._complain(result.error)
             case Dropped():
                 ledger.dropped(result.number, result.error is not None, now)
                 self._complain(result.error)
