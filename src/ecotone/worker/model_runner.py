@@ -121,7 +121,8 @@ class ModelRunner:
                 return self._merge_ec_connector_no_forward(scheduler_output, output)
             step.settle()
             if self.ec_connector.is_encode_only:
-                return ModelRunnerOutput.with_ec_conn_output(_encoded(running, errors), self._collect(step))
+                output = _encoded(running, errors) if self._is_output_rank else EMPTY_MODEL_RUNNER_OUTPUT
+                return ModelRunnerOutput.with_ec_conn_output(output, self._collect(step))
             batch = InputBatch.build(running, self._states, self._model.device)
             hidden_states = self._forward(batch, step)
             state = ExecuteModelState(batch, hidden_states, errors, self._collect(step))

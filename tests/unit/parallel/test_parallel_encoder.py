@@ -286,3 +286,35 @@ def test_a_stage_alone_has_nobody_to_talk_to() -> None:
         ONLY_STAGE.receive(3)
     with pytest.raises(ContractError, match="2 hidden states are for the stage behind"):
         ONLY_STAGE.send(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_that_only_encode(llava: Any, mode: str) -> None:
+    """Every rank saves what all of them encoded, and none computes a token."""
+    made: list[RecordingWorkerConnector] = []
+
+    def hook(rank: int, cache: RankEncoderCache) -> ActiveECConnector:
+        context = ECWorkerContext(
+            engine_id="engine",
+            role="ec_producer",
+            options={},
+            rank=rank,
+            epoch=1,
+            encoder=cache.encoder,
+            device="cpu",
+            wakeup=lambda: None,
+        )
+        made.append(RecordingWorkerConnector(context, RecordingOptions()))
+        return ActiveECConnector(made[-1], cache)
+
+    a = ask(llava, "a", 1, 0)
+    ranks = ThreadedRanks(llava, 2, 1, mode=mode, hook=hook)
+    order = a.order(encode=(0, 1))
+    Steps(ranks.run).step((a, order), metadata=RecordingMetadata(saves=a.item_keys), discard=True)
+    ranks.close()
+    want = [rows for rows in llava_rows(llava, a) if isinstance(rows, Tensor)]
+    for half in made:
+        assert list(half.stored) == list(a.item_keys)
+        for rows, right in zip(half.stored.values(), want, strict=True):
+            assert (rows - right).abs().max() < 1e-5
+    assert all(runner.statistics()["tokens"] == 0 for runner in ranks.runners)
