@@ -22,7 +22,7 @@ from ecotone.worker.ranks import RankSpec
 _MAX_TEXT, _MAX_TRACE = 2000, 8000
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="start", forbid_unknown_fields=True):
     """The first message. ``config`` is an ``EngineConfig`` in msgpack; ``make_rank`` is ``module:attribute``."""
 
     config: bytes
@@ -40,7 +40,7 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     takes_part: bool
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call", forbid_unknown_fields=True):
     """A call on every rank. ``reply_rank``: the one that answers; ``None`` is every rank."""
 
     seq: int
@@ -99,15 +99,18 @@ class ServedRank:
         self._rank: Rank | None = None
         self._number = -1
 
-    @property
-    def is_started(self) -> bool:
-        """Whether there is a rank."""
-        return self._rank is not None
+    def answer(self, message: bytes | memoryview) -> bytes | None:
+        """Carry out a ``Start`` or a ``Call``; the ``Reply``, or ``None`` where none is asked for and nothing went
+        wrong.
 
-    def start(self, message: bytes | memoryview) -> bytes:
-        """Build the rank; the ``Reply`` with ``Started``, or with what went wrong."""
+        Raises:
+            WireError: it is neither.
+        """
+        asked = decode(message, Start | Call)
+        return self._start(asked) if isinstance(asked, Start) else self._carry_out(asked)
+
+    def _start(self, start: Start) -> bytes:
         try:
-            start = decode(message, Start)
             self._number = start.spec.rank
             config = decode_config(start.config)
             ec_factory = None if config.ec is None else create_factory(config.ec)
@@ -119,13 +122,7 @@ class ServedRank:
         except Exception as error:  # noqa: BLE001
             return encode(Reply(0, None, _fault(error, "start")))
 
-    def answer(self, message: bytes | memoryview) -> bytes | None:
-        """Carry out a ``Call``; the ``Reply``, or ``None`` where none is asked for and nothing went wrong.
-
-        Raises:
-            WireError: it is no ``Call``.
-        """
-        call = decode(message, Call)
+    def _carry_out(self, call: Call) -> bytes | None:
         try:
             result = self._call(call.method, decode_args(call.method, call.args))
             if call.reply_rank is not None and call.reply_rank != self._number:

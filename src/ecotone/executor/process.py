@@ -33,6 +33,9 @@ class RankProcess:
     def __init__(self, wakeup_fd: int, environment: Mapping[str, str]) -> None:
         try:
             self.channel, other = channel_pair()
+        except OSError as error:
+            raise ResourceError(f"no connection for a rank: {error}") from error
+        try:
             with other:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "ecotone.executor.rank_main", str(other.fileno()), str(wakeup_fd)],
@@ -43,6 +46,7 @@ class RankProcess:
                 )
             self.pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
+            self.channel.close()
             raise ResourceError(f"no process for a rank: {error}") from error
         self.pid = self._process.pid
 

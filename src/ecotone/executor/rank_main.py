@@ -37,7 +37,7 @@ def main(control_fd: int, wakeup_fd: int) -> None:
 
 def _serve(channel: Channel, rank: ServedRank) -> None:
     while (message := channel.receive()) is not None:
-        reply = rank.answer(message) if rank.is_started else rank.start(message)
+        reply = rank.answer(message)
         message = None  # large ones are memory of the sender's
         if reply is not None:
             try:

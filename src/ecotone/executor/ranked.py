@@ -198,13 +198,10 @@ class RankedExecutor(Executor):
         self._closing = True
         self._transport.interrupt()
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            for call in self._calls.values():
-                call.error = ShutDownError(f"{call.method}: the executor was shut down")
-            self._calls.clear()
-            self._transport.close(encode(Call(next(self._numbers), SHUTDOWN)), self._grace_s)
+            if not self._closed:
+                self._closed = True
+                self._end_calls(ShutDownError("the executor was shut down"))
+                self._transport.close(encode(Call(next(self._numbers), SHUTDOWN)), self._grace_s)
 
     def settle(self, call: PendingCall, timeout: float | None) -> None:
         """Wait until nothing more is awaited of ``call``.
@@ -215,12 +212,13 @@ class RankedExecutor(Executor):
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while not call.settled:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left < 0:
+                left = None if deadline is None else max(deadline - time.monotonic(), 0)
+                events = self._transport.wait(left)
+                self._take_in(events)
+                if left == 0 and not events:
                     late = tuple(sorted(call.awaited))
                     names = ", ".join(map(str, late))
                     raise RankTimeoutError(f"{call.method}: no answer of ranks {names} in {timeout} s", late)
-                self._take_in(self._transport.wait(left))
 
     # -- inside -----------------------------------------------------------------------------------------------
 

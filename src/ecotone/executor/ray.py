@@ -82,10 +82,6 @@ class RankActor:
         with socket.create_server((host, 0)) as server:
             return f"tcp://{host}:{server.getsockname()[1]}"
 
-    def start(self, letter: Letter) -> Letter:
-        """See ``ServedRank``."""
-        return self._lend(self._rank.start(_open(letter)))
-
     def answer(self, letter: Letter, returned: Sequence[int], expected: bool) -> Letter | None:
         """See ``ServedRank``. ``returned``: descriptors of earlier answers that were read. A fault that nobody
         expects an answer from goes the way of signals."""
@@ -215,7 +211,7 @@ class RayTransport(Transport):
     def send_starts(self, messages: Sequence[bytes]) -> None:
         """See ``Transport``."""
         for rank, (actor, message) in enumerate(zip(self._actors, messages, strict=True)):
-            self._waiting[actor.start.remote(message)] = _Awaited(rank, False)
+            self._waiting[actor.answer.remote(message, [], True)] = _Awaited(rank, False)
 
     def send(self, message: bytes, reply_rank: int | None) -> None:
         """See ``Transport``. The result of a rank that is not asked is not even waited for."""
