@@ -250,6 +250,8 @@ class SimEngine:
         self.connector.reset_cache(before.digest)
         self.scheduler.reset_encoder_cache(self.keys)
         self.clear_caches()
+        for rank in self.ranks:
+            rank.sim.epoch = self.epoch
 
     def _execute(self, rank: RankProcess, order: SchedulerOutput) -> None:
         if not rank.alive:

@@ -140,7 +140,7 @@ class SimNode:
     def stall(self, seconds: float) -> None:
         """It is stopped: what arrives waits."""
         self._world.say("node: stopped for {} s", seconds)
-        self._stalled_until = self._world.now + seconds
+        self._stalled_until = max(self._stalled_until, self._world.now + seconds)
 
     def drop(self, engine_id: str) -> None:
         """The connection of an engine's scheduler breaks. Not before one of its ranks maps the region: see

@@ -135,8 +135,8 @@ def _engine(random: Random, shared: bool) -> EnginePlan:
         ranks=random.choice((1, 1, 2, 3)),
         bystander=random.random() < 0.2,
         views=random.random() < 0.6,
-        pending_timeout_s=random.choice((0.0, 0.1, 1.0, 1.0, 3.0, None)),
-        answer_polls=0 if shared else random.choice((0, 0, 1, 3)),
+        pending_timeout_s=random.choice((0.0, 0.0, 0.1, 1.0, 3.0, None)),
+        answer_polls=0 if shared else random.choice((0, 1, 3, 6)),
         limits=SchedulerLimits(
             max_num_batched_tokens=random.choice((3, 8, 32)),
             max_num_seqs=random.randint(1, 4),

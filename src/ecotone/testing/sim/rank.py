@@ -19,6 +19,9 @@ class SimRank:
         name: for the timeline.
         capacity_rows: of its encoder cache.
         block_size: tokens in a KV block.
+
+    Attributes:
+        epoch: updates of its weights.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class SimRank:
         self.name = name
         self.hook = hook
         self.cache = cache
+        self.epoch = 0
         self._library = library
         self._capacity_rows = capacity_rows
         self._block_size = block_size
@@ -83,7 +87,7 @@ class SimRank:
             if self._library.is_broken(encoding.item):
                 failures[key] = f"{encoding} is broken"
                 continue
-            self.cache[key] = encoding.rows
+            self.cache[key] = self._library.encoding(encoding.item, self.epoch).rows
             step.save(key)
         return {
             s.req_id: failures[s.item_keys[i]]
@@ -128,8 +132,9 @@ class SimRank:
                 step.fail(key)
             return dict.fromkeys(range(item.offset, item.end))
         data = rows.numpy().tobytes()
-        if data != encoding.data:
-            raise ViolationError("read", f"{self.name} reads {encoding} and finds {describe(data)}")
+        wanted = self._library.encoding(int(item.item_id), self.epoch)
+        if data != wanted.data:
+            raise ViolationError("read", f"{self.name} reads {wanted} and finds {describe(data)}")
         return {item.offset + row: row_value(encoding.item, row) for row in range(item.num_rows)}
 
     def _slot(self, s: ScheduledRequest, position: int) -> tuple[int, int]:
