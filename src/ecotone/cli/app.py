@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -215,6 +216,27 @@ def node(
     SIGTERM, and tells a service manager when it is ready (Type=notify).
     """
     node_command.run(socket, node_command.parse_tenants(memory, tenant or []), eviction, prefault=prefault)
+
+
+@app.command()
+def sim(
+    seeds: Annotated[int, typer.Option(min=1, help="How many simulations to run.")] = 1000,
+    start: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Replay this one, with its timeline.")] = None,
+    shrink: Annotated[bool, typer.Option(help="Cut a failing plan down before it is shown.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Simulate engines, ranks and a node in virtual time, with everything going wrong, and check the protocol.
+
+    The same seed is the same simulation. The exit code is 1 when a rule was broken.
+    """
+    sim_command = import_module("ecotone.cli.sim")  # it needs torch, and the other commands do not
+    if seed is not None:
+        held = sim_command.run_seed(seed, shrinking=shrink, as_json=as_json)
+    else:
+        held = sim_command.run_sweep(start, seeds, shrinking=shrink, as_json=as_json)
+    if not held:
+        raise typer.Exit(1)
 
 
 def main() -> None:
