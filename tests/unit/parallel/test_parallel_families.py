@@ -16,7 +16,9 @@ from ecotone.errors import ConfigError, UnsupportedModelError
 from ecotone.protocol.outputs import ModelRunnerOutput
 from ecotone.protocol.params import PoolingParams, SamplingParams
 from ecotone.testing.steps import OrderedRequest, Steps
+from ecotone.testing.tiny_configs import architectures
 from ecotone.testing.tiny_models import make_tiny_model, tiny_families
+from ecotone.testing.tiny_processors import processors
 from ecotone.worker.models.loading import load_model
 from ecotone.worker.parallel.group import share_of
 from ecotone.worker.parallel.pipeline import cut_stage, layers_of_stage
@@ -120,6 +122,22 @@ def test_pooled_vectors_are_the_same(model: Any) -> None:
     for tp, pp, mode in ((2, 1, "data"), (2, 2, "weights")):
         ranks = ThreadedRanks(model("llava"), tp, pp, mode=mode, pooling=True)
         assert (torch.tensor(pooled(ranks)) - want).abs().max() <= ROUNDING
+
+
+def test_biases_count_once(tmp_path: Path) -> None:
+    """None of the families has one behind a row-wise layer; a checkpoint may."""
+    config = architectures()["llava"].config(processors()["llava"].save(tmp_path))
+    config.text_config.attention_bias = config.text_config.mlp_bias = True
+    torch.manual_seed(1)
+    made = transformers.LlavaForConditionalGeneration(config).eval()
+    for name, parameter in made.get_decoder().named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    assert made.get_decoder().layers[0].mlp.down_proj.bias is not None
+    want = answers("llava", made, ThreadedRanks(made, 1, 1))
+    for got, reference in zip(answers("llava", made, ThreadedRanks(made, 2, 1)), want, strict=True):
+        for own, other in zip(got.logprobs, reference.logprobs, strict=True):
+            assert [one.sampled for one in own] == pytest.approx([one.sampled for one in other], abs=ROUNDING)
 
 
 def test_shares_of_what_does_not_divide() -> None:
