@@ -1,6 +1,6 @@
 """Ranks as Ray actors. Ray places them, calls them and tells of their ends; what travels is Ecotone's own bytes.
 
-Ray is imported here and in ``ray_cluster``; the factory imports them when a configuration asks for Ray.
+Ray is imported in ``ray_cluster``; the factory imports this module when a configuration asks for Ray.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeAlias
-
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ecotone.errors import ResourceError
 from ecotone.executor.base import Delivers
 from ecotone.executor.channel import INLINE_BYTES, read_memory, write_memory
 from ecotone.executor.messages import ServedRank
 from ecotone.executor.ranked import RankedExecutor
-from ecotone.executor.ray_cluster import enter_cluster, leave_cluster
+from ecotone.executor.ray_cluster import enter_cluster, leave_cluster, ray
 from ecotone.executor.transport import Answered, Died, Event, Interrupted, Signalled, Transport
 
 PLACEMENT_TIMEOUT_S = 60.0
@@ -68,12 +64,15 @@ class RankActor:
         self._lent: set[int] = set()
         self._near = False
 
-    def reaches(self, probe: Borrowed, token: bytes) -> tuple[int, bool]:
-        """Its pid, and whether it can read the caller's memory, as on the same machine."""
+    def reaches(self, probe: Borrowed, token: bytes, paths: Sequence[str]) -> tuple[int, bool]:
+        """Its pid, and whether it can read the caller's memory, as on the same machine. Then it finds modules
+        where the caller does, in ``paths``."""
         with suppress(OSError):
             pid, fd, size = probe
             with open(f"/proc/{pid}/fd/{fd}", "rb") as memory:
                 self._near = memory.read(size) == token
+        if self._near:
+            sys.path += [path for path in paths if path not in sys.path]
         return os.getpid(), self._near
 
     def free_address(self) -> str:
@@ -162,10 +161,10 @@ class RayTransport(Transport):
 
     def _place(self, world_size: int, *, on_gpu: bool) -> None:
         bundle = {"CPU": self._cluster.cpus_per_rank, **({"GPU": 1} if on_gpu else {})}
-        self._group = placement_group([bundle] * world_size, strategy="STRICT_PACK")
+        self._group = ray.util.placement_group([bundle] * world_size, strategy="STRICT_PACK")
         try:
             ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
-        except GetTimeoutError:
+        except ray.exceptions.GetTimeoutError:
             raise ResourceError(
                 f"Ray has no machine with room for {world_size} ranks of {bundle} within {PLACEMENT_TIMEOUT_S:g} s"
             ) from None
@@ -179,7 +178,7 @@ class RayTransport(Transport):
                 max_restarts=0,
                 max_task_retries=0,
                 runtime_env=environment,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=index
                 ),
             )
@@ -191,8 +190,9 @@ class RayTransport(Transport):
         try:
             os.write(fd, token)
             probe = (os.getpid(), fd, len(token))
-            found = ray.get([actor.reaches.remote(probe, token) for actor in self._actors])
-        except RayError as error:
+            paths = [path or os.getcwd() for path in sys.path]
+            found = ray.get([actor.reaches.remote(probe, token, paths) for actor in self._actors])
+        except ray.exceptions.RayError as error:
             raise ResourceError(f"a rank's actor cannot be started: {_cause(error)}") from error
         finally:
             os.close(fd)
@@ -266,13 +266,13 @@ class RayTransport(Transport):
         rank, is_signal = self._waiting.pop(ref)
         try:
             value = ray.get(ref)
-        except RayActorError as error:
+        except ray.exceptions.RayActorError as error:
             if rank in self._dead:
                 return
             self._dead.add(rank)
             yield Died(rank, f"(pid {self.pids[rank]}) died: {_cause(error)}")
             return
-        except RayError as error:
+        except ray.exceptions.RayError as error:
             self._dead.add(rank)
             yield Died(rank, f"(pid {self.pids[rank]}) was given up by Ray: {_cause(error)}")
             return
@@ -300,7 +300,7 @@ class RayTransport(Transport):
             ray.kill(actor, no_restart=True)
         self._wait_for_the_end()
         if self._group is not None:
-            remove_placement_group(self._group)
+            ray.util.remove_placement_group(self._group)
         self._waiting.clear()
         for fd, _ in self._lent:
             os.close(fd)

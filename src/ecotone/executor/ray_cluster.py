@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
 import threading
 from dataclasses import dataclass
 
-# Read when Ray is imported: without it a Ray that is started here listens on every address of the machine.
+from ecotone.errors import ResourceError
+
+# Read when Ray is imported: without it a Ray that is started here listens on every address of the machine. So
+# whoever needs Ray takes it from here.
 if "RAY_ADDRESS" not in os.environ:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray
+import ray.util.placement_group
+import ray.util.scheduling_strategies
 
-from ecotone.errors import ResourceError
+__all__ = ["Cluster", "enter_cluster", "leave_cluster", "ray"]
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _users = 0
@@ -70,6 +78,9 @@ def _start() -> Cluster:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    address = ray.util.get_node_ip_address()
+    if address != "127.0.0.1":
+        logger.warning("Ray was imported before Ecotone could keep it to this machine: it listens on %s", address)
     # The machine is all ranks': how many there are is for the operator to say.
     return Cluster(0.01, folder)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -20,9 +23,19 @@ def multiproc() -> Iterator[type[Any]]:
 
 
 @pytest.fixture(scope="session")
-def ray_v2() -> Iterator[type[Any]]:
-    """``RayExecutorV2``, over two actors that serve one test after another."""
-    ray_module = pytest.importorskip("ecotone.executor.ray", reason="Ray is not installed", exc_type=ImportError)
-    pool = RankPool(lambda: ray_module.RayTransport(2, "cpu"))
-    yield pooled(ray_module.RayExecutorV2, pool)
+def ray_pool() -> Iterator[RankPool]:
+    """Two actors that serve one test after another. Nothing is left of Ray when they end."""
+    ray = pytest.importorskip("ecotone.executor.ray_cluster", exc_type=ImportError).ray
+    module = import_module("ecotone.executor.ray")
+    folders = set(Path(gettempdir()).glob("ecotone-ray-*"))
+    pool = RankPool(lambda: module.RayTransport(2, "cpu"))
+    yield pool
     pool.close()
+    assert not ray.is_initialized()
+    assert set(Path(gettempdir()).glob("ecotone-ray-*")) <= folders
+
+
+@pytest.fixture(scope="session")
+def ray_v2(ray_pool: RankPool) -> type[Any]:
+    """``RayExecutorV2``, over ``ray_pool``."""
+    return pooled(import_module("ecotone.executor.ray").RayExecutorV2, ray_pool)

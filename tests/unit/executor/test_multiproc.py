@@ -24,6 +24,8 @@ from ecotone.testing.executors import TINY_RANK
 from ecotone.testing.models import PLACEHOLDER, TinyModel, tiny_item
 from ecotone.testing.steps import OrderedRequest, Steps, whole_steps
 
+pytestmark = pytest.mark.timeout(300)
+
 STALLED = "special_ranks:StalledFactory"
 
 

@@ -22,6 +22,9 @@ from ecotone.testing.connectors import RecordedCalls, RecordingConnectorFactory,
 from ecotone.testing.models import PIXELS, PLACEHOLDER, TinyModel, tiny_item
 from ecotone.testing.steps import OrderedRequest, Steps, whole_steps
 
+# Where processes of ranks are started: on a busy machine that takes a while.
+pytestmark = pytest.mark.timeout(300)
+
 P = PLACEHOLDER
 
 
