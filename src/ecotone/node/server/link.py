@@ -99,6 +99,7 @@ class Link:
             LostError: the node hung up, refused, or talks nonsense.
         """
         self.pump()
+        yield from self._messages(b"")  # what the last caller left
         while True:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, _READ_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
@@ -119,15 +120,14 @@ class Link:
 
     def _messages(self, data: bytes) -> Iterator[NodeMessage]:
         try:
-            frames = self._reader.feed(data)
-            if self._reader.version not in (None, VERSION):
-                why = f"it speaks version {self._reader.version} of the protocol, and this is version {VERSION}"
-                raise self._lost(why, final=True)
-            for frame in frames:
+            for frame in self._reader.feed(data):
                 message = node_message(frame)
                 if isinstance(message, Refusal):
                     raise self._lost(f"it refused: {message.reason}", final=True)
                 yield message
+            if self._reader.version not in (None, VERSION):
+                why = f"it speaks version {self._reader.version} of the protocol, and this is version {VERSION}"
+                raise self._lost(why, final=True)
         except WireError as error:
             raise self._lost(str(error)) from None
 

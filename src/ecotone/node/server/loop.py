@@ -175,15 +175,14 @@ class Loop:
             self._end(fd)
             return
         try:
-            frames = connection.reader.feed(data)
+            for frame in connection.reader.feed(data):
+                self._handle(fd, connection, frame)
+                if connection.muted or fd not in self._connections:
+                    return
             if connection.reader.version not in (None, VERSION):
                 connection.output.append((PREAMBLE, None))
                 self._refuse(fd, connection, None)
                 return
-            for frame in frames:
-                self._handle(fd, connection, frame)
-                if connection.muted or fd not in self._connections:
-                    return
         except WireError as error:
             self._count["malformed"] += 1
             self._refuse(fd, connection, Refusal(str(error)[:500]))

@@ -7,6 +7,7 @@ message in the wire codec. A client's first message is ``Hello``.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ _PREAMBLE = struct.Struct("<8sI")
 _MAGIC = b"ECOTONE\0"
 PREAMBLE = _PREAMBLE.pack(_MAGIC, VERSION)
 PREAMBLE_BYTES = _PREAMBLE.size
+_LENGTH_BYTES = 4
 
 MAX_FRAME_BYTES = 2**20
 MAX_BATCH_OPS = 1024  # of a full batch, even the longest operations take less than half a frame
@@ -247,7 +249,7 @@ def framed(message: ClientMessage | NodeMessage) -> bytes:
         RoundTripError: it is larger than a receiver accepts.
     """
     data = encode(message, MAX_FRAME_BYTES)
-    return len(data).to_bytes(4, "little") + data
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
 def client_message(data: bytes) -> ClientMessage:
@@ -271,27 +273,26 @@ class FrameReader:
         self.version: int | None = None
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that ``data`` completes. None is read after a preamble of another version.
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that ``data`` completes. Who does not take all of them finds the others with the next call.
+        None is read after a preamble of another version.
 
         Raises:
-            DecodeError: no preamble, or a frame longer than ``MAX_FRAME_BYTES``.
+            DecodeError: no preamble, or, after all frames before it, one longer than ``MAX_FRAME_BYTES``.
         """
         self._data += data
         if self.version is None:
             if len(self._data) < PREAMBLE_BYTES:
-                return []
+                return
             self.version = check_preamble(bytes(self._data[:PREAMBLE_BYTES]))
             del self._data[:PREAMBLE_BYTES]
-        frames: list[bytes] = []
-        position = 0
-        while self.version == VERSION and len(self._data) - position >= 4:
-            length = int.from_bytes(self._data[position : position + 4], "little")
+        while self.version == VERSION and len(self._data) >= _LENGTH_BYTES:
+            length = int.from_bytes(self._data[:_LENGTH_BYTES], "little")
             if length > MAX_FRAME_BYTES:
                 raise DecodeError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are accepted")
-            if len(self._data) - position - 4 < length:
-                break
-            frames.append(bytes(self._data[position + 4 : position + 4 + length]))
-            position += 4 + length
-        del self._data[:position]
-        return frames
+            end = _LENGTH_BYTES + length
+            if len(self._data) < end:
+                return
+            frame = bytes(self._data[_LENGTH_BYTES:end])
+            del self._data[:end]
+            yield frame
