@@ -1,4 +1,4 @@
-"""``ecotone cache``: look into a node, and take things out of it."""
+"""``ecotone cache``: look into a node, or a directory that none uses, and take things out of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from ecotone.cli import cache_folder
 from ecotone.cli.console import out
 from ecotone.config import parse_bytes
 from ecotone.errors import ConfigError, IntegrityError
@@ -18,9 +19,9 @@ from ecotone.node.keys import namespace_of
 from ecotone.node.server.messages import Description, EntryReport, Outcome
 from ecotone.node.server.tool import NodeTool
 
-cache = typer.Typer(no_args_is_help=True, help="Look into a running node, and take things out of it.")
+cache = typer.Typer(no_args_is_help=True, help="Look into a node, or a disk directory, and take things out of it.")
 
-Where = Annotated[Path, typer.Argument(metavar="SOCKET", help="Socket of a running node.")]
+Where = Annotated[Path, typer.Argument(metavar="WHERE", help="Socket of a running node, or a directory.")]
 Tenant = Annotated[str, typer.Option(help="Whose entries; by default those of engines that name no tenant.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[
@@ -31,6 +32,13 @@ Namespace = Annotated[
 @cache.command()
 def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
     """Sizes, hits and pins: of the node, its tenants and engines, and of each namespace."""
+    if where.is_dir():
+        stored = cache_folder.by_namespace(cache_folder.entries_of(where, None))
+        if as_json:
+            _print_json({"namespaces": stored})
+        else:
+            out.print(_table("namespace", stored))
+        return
     with NodeTool(where, tenant) as node:
         description, namespaces = node.describe(), _by_namespace(list(node.entries()))
     if as_json:
@@ -43,6 +51,14 @@ def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
 @cache.command("ls")
 def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Every entry: key, shape, bytes, state, hits, pins, age in seconds."""
+    if where.is_dir():
+        files = cache_folder.entries_of(where, namespace)
+        if as_json:
+            _print_json([msgspec.to_builtins(file) for file in files])
+            return
+        for file in files:
+            typer.echo(f"{file.key}  {file.nbytes}  age={file.age_s:.1f}")
+        return
     with NodeTool(where, tenant) as node:
         if as_json:
             _print_json([msgspec.to_builtins(entry) for entry in node.entries(namespace)])
@@ -56,9 +72,13 @@ def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None,
 
 @cache.command()
 def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
-    """Check that the books of everything the node owns add up; exit code 1 if they do not."""
-    with NodeTool(where, tenant) as node:
-        outcome = node.verify()
+    """Check that the books of everything the node owns add up, or that every file in a directory has the bytes of
+    its digest; exit code 1 if not."""
+    if where.is_dir():
+        outcome = cache_folder.verify(where)
+    else:
+        with NodeTool(where, tenant) as node:
+            outcome = node.verify()
     _print_outcome(outcome, "verified", as_json)
     if outcome.problem:
         raise IntegrityError(outcome.problem)
@@ -75,16 +95,22 @@ def evict(
     """Evict entries that nobody uses until there is room, or take one entry out."""
     if (free is None) == (key is None):
         raise ConfigError("say either --free SIZE or --key KEY")
-    with NodeTool(where, tenant) as node:
-        outcome = node.evict(parse_bytes(free, "free")) if free is not None else node.evict(key=key)
+    if where.is_dir():
+        outcome = cache_folder.evict(where, free, key)
+    else:
+        with NodeTool(where, tenant) as node:
+            outcome = node.evict(parse_bytes(free, "free")) if free is not None else node.evict(key=key)
     _print_outcome(outcome, "evicted", as_json)
 
 
 @cache.command()
 def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Forget everything, or one namespace. Engines go on, and encode again."""
-    with NodeTool(where, tenant) as node:
-        outcome = node.clear(namespace)
+    if where.is_dir():
+        outcome = cache_folder.clear(where, namespace)
+    else:
+        with NodeTool(where, tenant) as node:
+            outcome = node.clear(namespace)
     _print_outcome(outcome, "forgotten", as_json)
 
 
