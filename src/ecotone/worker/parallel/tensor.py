@@ -130,14 +130,8 @@ def _embedding_rowwise(module: nn.Module, cutter: _Cutter, group: Group) -> None
 
     def forward(ids: Tensor) -> Tensor:
         elsewhere = (ids < first) | (ids >= last)
-        if first == last:
-            return group.all_reduce(inner_zeros(ids))
         embeds = inner((ids - first).masked_fill(elsewhere, 0))
         return group.all_reduce(embeds.masked_fill(elsewhere[..., None], 0))
-
-    def inner_zeros(ids: Tensor) -> Tensor:
-        weight = _weight(module)
-        return weight.new_zeros(*ids.shape, weight.shape[1])
 
     module.forward = forward
 
