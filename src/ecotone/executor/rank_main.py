@@ -63,3 +63,7 @@ def _end_with(connection: socket.socket, ended: threading.Event) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    # Everything is closed. Taking the interpreter down with torch in it takes a second, for which somebody waits.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
