@@ -24,6 +24,7 @@ from ecotone.cli.models import find_model
 from ecotone.cli.report import print_report
 from ecotone.config import parse_bytes
 from ecotone.errors import EcotoneError
+from ecotone.node.disk import DiskConfig, Fsync
 
 # Modules of the "engine" extra: the command line runs a model, which the bare package cannot.
 _ENGINE_MODULES = ("torch", "transformers", "PIL", "tokenizers", "safetensors")
@@ -206,6 +207,13 @@ def node(
     eviction: Annotated[
         str, typer.Option(help="What goes first: lru (least recently used) or cost (cheapest to encode again).")
     ] = "lru",
+    disk: Annotated[
+        Path | None, typer.Option(help="A directory for what memory has no room for; used again after a restart.")
+    ] = None,
+    disk_size: Annotated[str, typer.Option(help="Bytes that files in it may take, e.g. 100GiB.")] = "10GiB",
+    fsync: Annotated[
+        Fsync, typer.Option(help="data: write each entry through to the device; none: leave it to the kernel.")
+    ] = "none",
     prefault: Annotated[
         bool, typer.Option(help="Take the memory from the machine now, not as it is touched.")
     ] = True,
@@ -215,7 +223,11 @@ def node(
     Engines find it with the connector's option `node: unix:PATH`. It serves processes of its own user until
     SIGTERM, and tells a service manager when it is ready (Type=notify).
     """
-    node_command.run(socket, node_command.parse_tenants(memory, tenant or []), eviction, prefault=prefault)
+    behind = None
+    if disk is not None:
+        behind = DiskConfig(root=str(disk), budget=parse_bytes(disk_size, "disk-size"), fsync=fsync)
+    tenants = node_command.parse_tenants(memory, tenant or [])
+    node_command.run(socket, tenants, eviction, disk=behind, prefault=prefault)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from pathlib import Path
 from ecotone.cli.console import err
 from ecotone.config import parse_bytes
 from ecotone.errors import ConfigError
+from ecotone.node.disk import DiskConfig
 from ecotone.node.server.node import SharedNode
 from ecotone.node.server.notify import notify
 
@@ -32,7 +33,7 @@ def parse_tenants(memory: str, tenants: list[str]) -> dict[str, int]:
     return budgets
 
 
-def run(path: Path, tenants: Mapping[str, int], eviction: str, *, prefault: bool) -> None:
+def run(path: Path, tenants: Mapping[str, int], eviction: str, *, disk: DiskConfig | None, prefault: bool) -> None:
     """Serve at ``path`` until SIGTERM or SIGINT, then end in order.
 
     Raises:
@@ -41,7 +42,7 @@ def run(path: Path, tenants: Mapping[str, int], eviction: str, *, prefault: bool
     """
     if eviction not in _POLICIES:
         raise ConfigError(f"--eviction {eviction!r} is not one of {', '.join(_POLICIES)}")
-    with SharedNode(path, tenants, policy=_POLICIES[eviction], prefault=prefault) as node:
+    with SharedNode(path, tenants, disk=disk, policy=_POLICIES[eviction], prefault=prefault) as node:
         before = {number: signal.signal(number, lambda *_: node.stop()) for number in _SIGNALS}
         try:
             notify("READY=1")

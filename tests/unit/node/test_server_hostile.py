@@ -98,8 +98,8 @@ def probe(path: Path) -> Iterator[Probe]:
 
 def connected(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))  # waits where the backlog is full; with a time-out it would not
     connection.settimeout(PATIENCE_S)
-    connection.connect(str(path))
     return connection
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from ecotone.errors import EcotoneError, WireError
 from ecotone.node.attach import peer_uid
+from ecotone.node.embedded import RESET_TIMEOUT_S
 from ecotone.node.server.messages import (
     PREAMBLE,
     VERSION,
@@ -36,7 +37,7 @@ _HANGUP = select.EPOLLHUP | select.EPOLLERR
 class _Connection:
     """One client's socket, what arrived of its next message, and what it has not read yet."""
 
-    __slots__ = ("accepted", "muted", "output", "output_bytes", "reader", "socket", "wants_write")
+    __slots__ = ("accepted", "held", "muted", "output", "output_bytes", "reader", "socket", "wants_write")
 
     def __init__(self, connection: socket.socket, accepted: float) -> None:
         self.socket = connection
@@ -44,6 +45,7 @@ class _Connection:
         self.reader = FrameReader()
         self.output: deque[tuple[bytes, int | None]] = deque()  # with the descriptor to pass
         self.output_bytes = 0
+        self.held: deque[tuple[float, Reply]] = deque()  # with the time until which it may wait
         self.muted = False
         self.wants_write = False
 
@@ -74,6 +76,7 @@ class Loop:
         self._max_connections = max_connections
         self._connections: dict[int, _Connection] = {}
         self._ungreeted: OrderedDict[int, None] = OrderedDict()  # in the order they came
+        self._waiting: set[int] = set()  # connections with answers that wait for a disk
         self._listen_again: float | None = None
         self._stopped = False
         self._wake, self._woken = socket.socketpair()
@@ -86,7 +89,11 @@ class Loop:
     def stop(self) -> None:
         """Make ``run`` return. Safe from any thread and from a signal handler."""
         self._stopped = True
-        with suppress(BlockingIOError):
+        self.wake()
+
+    def wake(self) -> None:
+        """Make ``run`` go round once: a disk has news. Safe from any thread."""
+        with suppress(OSError):  # it is awake already, or closed
             self._wake.send(b"x")
 
     def run(self) -> None:
@@ -95,6 +102,8 @@ class Loop:
             while not self._stopped:
                 for fd, events in self._epoll.poll(self._timeout()):
                     self._turn(fd, events)
+                self._service.pump(self._clock())
+                self._release()
                 self._end_silent()
         finally:
             self.close()
@@ -109,8 +118,11 @@ class Loop:
         if fd == self._listener.fileno():
             self._accept()
             return
+        if fd == self._woken.fileno():
+            self._woken.recv(READ_BYTES)
+            return
         connection = self._connections.get(fd)
-        if connection is None:  # ended earlier in this round, or the waking end
+        if connection is None:  # ended earlier in this round
             return
         if connection.muted:
             if events & _HANGUP:
@@ -203,6 +215,10 @@ class Loop:
             connection.output.append((PREAMBLE, None))
         if reply.replaced is not None:
             self._end(reply.replaced)
+        if connection.held or not reply.is_due:
+            connection.held.append((self._clock() + RESET_TIMEOUT_S, reply))
+            self._waiting.add(fd)
+            return
         try:
             self._queue(connection, reply)
         except EcotoneError as error:  # no descriptor left, or an answer that is too long
@@ -211,6 +227,16 @@ class Loop:
         if connection.output_bytes > MAX_OUTPUT_BYTES:
             self._count["dropped"] += 1
             self._drop(fd, connection)
+
+    def _release(self) -> None:
+        """Send the answers that waited for a disk, in their order."""
+        for fd in list(self._waiting):
+            connection = self._connections[fd]
+            while connection.held and (connection.held[0][1].is_due or connection.held[0][0] <= self._clock()):
+                self._queue(connection, connection.held.popleft()[1])
+            if not connection.held:
+                self._waiting.discard(fd)
+            self._send(fd, connection)
 
     def _queue(self, connection: _Connection, reply: Reply) -> None:
         data = framed(reply.message)
@@ -263,6 +289,8 @@ class Loop:
             self._end(fd)
             return
         connection.muted = True
+        connection.held.clear()
+        self._waiting.discard(fd)
         _close_descriptors(connection)
         with suppress(OSError):
             connection.socket.shutdown(socket.SHUT_RD)
@@ -270,6 +298,7 @@ class Loop:
 
     def _end(self, fd: int) -> None:
         connection = self._connections.pop(fd)
+        self._waiting.discard(fd)
         self._ungreeted.pop(fd, None)
         self._epoll.unregister(fd)
         _close_descriptors(connection)
@@ -278,6 +307,7 @@ class Loop:
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._listen_again is None else [self._listen_again]
+        deadlines += [self._connections[fd].held[0][0] for fd in self._waiting]
         if self._ungreeted:
             first = self._connections[next(iter(self._ungreeted))]
             deadlines.append(first.accepted + HELLO_TIMEOUT_S)

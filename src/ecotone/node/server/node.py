@@ -7,11 +7,13 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
 from ecotone.errors import ConfigError
+from ecotone.node.disk import DiskConfig
 from ecotone.node.extents import ALIGNMENT
 from ecotone.node.region import Region
 from ecotone.node.server.listen import Place
@@ -32,6 +34,8 @@ class SharedNode:
     Args:
         path: of the socket.
         tenants: bytes for encodings by name of the tenant; engines that name none are of ``""``.
+        disk: a directory behind the regions; each tenant has a folder of its own in it, and of its budget the part
+            that its memory is of all memory. ``None`` keeps encodings in memory alone.
         policy: a name from ``EVICTION_POLICIES``.
         prefault: provide the memory now, not as it is touched.
         clock: monotonic seconds.
@@ -47,6 +51,7 @@ class SharedNode:
         path: Path,
         tenants: Mapping[str, int],
         *,
+        disk: DiskConfig | None = None,
         policy: str = "lru",
         prefault: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -73,6 +78,8 @@ class SharedNode:
                 _raise_descriptor_limit() - _RESERVED_DESCRIPTORS,
             )
             self._stack.callback(self._loop.close)
+            if disk is not None:
+                self._open_disk(disk, sum(tenants.values()), clock)
             self._stack = self._stack.pop_all()
 
     def _make_tenant(self, name: str, size: int, policy: str, prefault: bool) -> Tenant:
@@ -80,6 +87,15 @@ class SharedNode:
         self._stack.callback(region.close)
         # Numbers of an earlier life must mean nothing in this one: clients of that one may still send them.
         return Tenant(name, region, policy, first_id=secrets.randbits(61))
+
+    def _open_disk(self, disk: DiskConfig, memory: int, clock: Callable[[], float]) -> None:
+        for name, tenant in self._tenants.items():
+            root = Path(disk.root) / sha256(name.encode()).hexdigest()[:32]
+            share = disk.budget * tenant.region.descriptor.size // memory
+            with suppress(OSError):  # the tier says what is wrong with it, and the node goes on without it
+                root.mkdir(parents=True, exist_ok=True)
+            self._stack.callback(tenant.close_tier, clock)
+            tenant.open_tier(DiskConfig(root=str(root), budget=share, fsync=disk.fsync), self._loop.wake, clock)
 
     def run(self) -> None:
         """Serve until ``stop``."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ecotone.errors import IntegrityError
+from ecotone.node.exchange import ForgetAll
 from ecotone.node.keys import NAMESPACE_HEX
 from ecotone.node.server.messages import (
     MAX_BATCH_OPS,
@@ -39,6 +40,8 @@ from ecotone.node.server.tenants import Tenant
 class Reply:
     """What goes back: a message, and with it a descriptor of the region, writable or not.
 
+    An answer with a ``barrier`` waits, for a bounded time, until a reset would survive a crash.
+
     ``replaced`` is a connection that this one took the place of: nothing it says counts any more.
     """
 
@@ -46,6 +49,13 @@ class Reply:
     tenant: Tenant | None = None
     writable: bool | None = None
     replaced: int | None = None
+    barrier: int | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the disk has what the answer says."""
+        tier = None if self.tenant is None else self.tenant.tier
+        return self.barrier is None or tier is None or tier.is_durable(self.barrier)
 
 
 class Service:
@@ -84,7 +94,10 @@ class Service:
         tenant = self._tenants[hello.tenant]
         match hello.part, message:
             case "scheduler", Batch(ops=ops):
-                return Reply(Answers(tuple(tenant.apply(hello.engine_id, ops, now))))
+                answers = Answers(tuple(tenant.apply(hello.engine_id, ops, now)))
+                if tenant.tier is None or not any(isinstance(op, ForgetAll) for op in ops):
+                    return Reply(answers)
+                return Reply(answers, tenant, barrier=tenant.tier.barrier())
             case "scheduler", Keep(ids=ids):
                 tenant.keep(hello.engine_id, ids)
                 return None
@@ -110,6 +123,12 @@ class Service:
         else:
             tenant.scheduler_went(hello.engine_id, connection)
 
+    def pump(self, now: float) -> None:
+        """Let what the disks did into the books, and order what is next."""
+        for tenant in self._tenants.values():
+            if tenant.tier is not None:
+                tenant.tier.pump(now)
+
     def statistics(self) -> dict[str, float]:
         """Connections by part."""
         parts = [hello.part for hello in self._sessions.values()]
@@ -122,7 +141,7 @@ class Service:
             IntegrityError: the first thing that does not add up.
         """
         for tenant in self._tenants.values():
-            tenant.index.check_integrity()
+            tenant.check_integrity()
 
     # -- inside -----------------------------------------------------------------------------------------------
 
@@ -173,7 +192,7 @@ class Service:
         return Description(
             version=VERSION,
             node={**self.statistics(), "pid": os.getpid()},
-            tenants={tenant.name: tenant.index.statistics() for tenant in self._tenants.values()},
+            tenants={tenant.name: tenant.statistics() for tenant in self._tenants.values()},
             engines=tuple(report for tenant in self._tenants.values() for report in tenant.reports()),
         )
 

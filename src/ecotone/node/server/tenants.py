@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from heapq import nsmallest
 
+from ecotone.node.disk import DiskConfig, DiskTier, open_disk_tier
+from ecotone.node.embedded import ADOPT_TIMEOUT_S, FLUSH_TIMEOUT_S
 from ecotone.node.eviction import make_policy
 from ecotone.node.exchange import (
     Abort,
@@ -23,6 +26,7 @@ from ecotone.node.lifecycle import State
 from ecotone.node.region import Region
 from ecotone.node.server.engines import Engine, Settlement
 from ecotone.node.server.messages import EngineReport, EntryReport, Fact
+from ecotone.node.tier import pump_until
 
 # Engines that are gone and still named in the statistics.
 _REMEMBERED = 64
@@ -60,8 +64,40 @@ class Tenant:
         self.region = region
         own = region.descriptor
         self.index = Index(own.size, own.region_id, own.generation, make_policy(policy), first_id=first_id)
+        self.tier: DiskTier | None = None
         self.engines: dict[str, Engine] = {}
         self._past: deque[EngineReport] = deque(maxlen=_REMEMBERED)
+
+    def open_tier(self, config: DiskConfig, notify: Callable[[], None], clock: Callable[[], float]) -> None:
+        """Put a disk behind the region, and wait (for a bounded time) until what is in it can be found.
+
+        Raises:
+            ConfigError: another node uses the directory, or it is none.
+        """
+        tier = open_disk_tier(self.index, self.region, config, notify, clock)
+        self.index.tier = self.tier = tier
+        pump_until(tier, lambda tier: tier.is_adopted, nullcontext(), clock, ADOPT_TIMEOUT_S)
+
+    def close_tier(self, clock: Callable[[], float]) -> None:
+        """Write out what is on no disk yet, for a bounded time."""
+        if self.tier is not None:
+            pump_until(self.tier, lambda tier: tier.is_flushed, nullcontext(), clock, FLUSH_TIMEOUT_S)
+            self.tier.close()
+            self.tier.let_go(clock())
+
+    def statistics(self) -> dict[str, float]:
+        """Of the index, and of the disk behind it."""
+        return {**self.index.statistics(), **(self.tier.statistics() if self.tier is not None else {})}
+
+    def check_integrity(self) -> None:
+        """Check the books of the index and of the disk behind it.
+
+        Raises:
+            IntegrityError: the first thing that does not add up.
+        """
+        self.index.check_integrity()
+        if self.tier is not None:
+            self.tier.check_integrity()
 
     # -- processes come and go --------------------------------------------------------------------------------
 
