@@ -89,6 +89,7 @@ class Executor(ABC):
         if config.ec is not None:
             self._refuse_to_lose("EC", config.world_size)
         self._world_size = config.world_size
+        self._max_concurrent_steps = min(config.pipeline_parallel_size, self.delivers.steps_in_flight)
         self._ec_aggregator: ECOutputAggregator | None = None
         self._kv_aggregator: KVOutputAggregator | None = None
 
@@ -119,6 +120,18 @@ class Executor(ABC):
     def sample_tokens(self, *, non_block: bool = False) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Finish the step that ``execute_model`` answered with ``None``."""
         answer: ModelRunnerOutput | Future[ModelRunnerOutput] = self._step("sample_tokens", (), non_block)
+        return answer
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """How many steps keep all ranks busy: one for each pipeline stage."""
+        return self._max_concurrent_steps
+
+    def submit_step(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Order a whole step, both its phases, and return at once. Each rank carries out its steps in the order in
+        which they were submitted, and none before it is through with the last one; results are to be asked for in
+        that order too."""
+        answer: Future[ModelRunnerOutput] = self._step("execute_step", (scheduler_output,), True)
         return answer
 
     def _step(self, method: str, args: tuple[Any, ...], non_block: bool) -> Any:

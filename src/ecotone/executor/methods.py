@@ -7,6 +7,8 @@ execute_model          step begins    the output rank  ``None`` from all when th
                                                        from all
 sample_tokens          step ends      the output rank  an output from all; a rank that samples nothing gives its
                                                        report alone, or the empty output
+execute_step           a whole step   the output rank  an output from all: ``execute_model``, and ``sample_tokens``
+                                                       where the step goes on in it
 model_info             between steps  every rank       -
 statistics             between steps  every rank       -
 reset_encoder_cache    between steps  every rank       -
@@ -40,6 +42,7 @@ METHODS: dict[str, Method] = {
     "model_info": Method({}, ModelInfo),
     "execute_model": Method({"scheduler_output": SchedulerOutput}, ModelRunnerOutput | None, is_step=True),
     "sample_tokens": Method({}, ModelRunnerOutput, is_step=True),
+    "execute_step": Method({"scheduler_output": SchedulerOutput}, ModelRunnerOutput, is_step=True),
     "reset_encoder_cache": Method({}, None),
     "statistics": Method({}, dict[str, float]),
     "shutdown": Method({}, None),

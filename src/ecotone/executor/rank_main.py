@@ -33,6 +33,7 @@ def main(control_fd: int, wakeup_fd: int) -> None:
     finally:
         rank.close()
         ended.set()
+        connection.close()
 
 
 def _serve(channel: Channel, rank: ServedRank) -> None:
