@@ -173,7 +173,7 @@ class SimNode:
         """``message`` is on its way to the node, behind what was sent before it."""
         at = max(connection.sent_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
         connection.sent_until = at
-        self._world.after(at - self._world.now, lambda: self._arrive(connection, message))
+        self._world.at(at, lambda: self._arrive(connection, message))
 
     def hang_up(self, connection: Connection) -> None:
         """The client's end is closed; the node learns of it after what was sent."""
@@ -181,7 +181,7 @@ class SimNode:
             return
         connection.closed = True
         at = max(connection.sent_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
-        self._world.after(at - self._world.now, lambda: self._gone(connection))
+        self._world.at(at, lambda: self._gone(connection))
 
     def ask_now(self, connection: Connection, message: ClientMessage) -> NodeMessage | None:
         """Send ``message`` and wait for the answer, in no time."""
@@ -197,15 +197,14 @@ class SimNode:
         if not self._is_open(connection):
             return
         if self._world.now < self._stalled_until:
-            delay = self._stalled_until - self._world.now
-            self._world.after(delay, lambda: self._arrive(connection, message))
+            self._world.at(self._stalled_until, lambda: self._arrive(connection, message))
             return
         reply = self._handle(connection, message)
         if reply is None:
             return
         at = max(connection.told_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
         connection.told_until = at
-        self._world.after(at - self._world.now, lambda: connection.inbox.append(reply.message))
+        self._world.at(at, lambda: connection.inbox.append(reply.message))
         if isinstance(reply.message, Refusal):
             self._world.say("node: refuses {}: {}", connection.number, reply.message.reason)
             if not self._service.maps_region(connection.number):
@@ -226,7 +225,7 @@ class SimNode:
         if not self._is_open(connection):
             return
         if self._world.now < self._stalled_until:
-            self._world.after(self._stalled_until - self._world.now, lambda: self._gone(connection))
+            self._world.at(self._stalled_until, lambda: self._gone(connection))
             return
         self._end(connection)
 

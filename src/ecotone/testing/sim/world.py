@@ -57,7 +57,11 @@ class World:
 
     def after(self, delay_s: float, act: Callable[[], object]) -> None:
         """Let ``act`` happen in ``delay_s``; of what is due at the same time, what was asked for first."""
-        heappush(self._queue, (self.now + delay_s, next(self._ticks), act))
+        self.at(self.now + delay_s, act)
+
+    def at(self, when: float, act: Callable[[], object]) -> None:
+        """As ``after``, for who must not lose its place in a queue to the rounding of a sum."""
+        heappush(self._queue, (when, next(self._ticks), act))
 
     def say(self, text: str, *args: object) -> None:
         """A line of the timeline, ``str.format`` of its arguments."""
