@@ -16,6 +16,7 @@ EMBEDDED = "embedded"
 _UNIX = "unix:"
 EvictionKind = Literal["lru", "cost"]
 LoadMode = Literal["auto", "view", "copy"]
+_POLICIES: dict[EvictionKind, str] = {"lru": "lru", "cost": "gdsf"}
 _CHOICES = {"eviction": get_args(EvictionKind), "load": get_args(LoadMode), "fsync": get_args(Fsync)}
 
 
@@ -65,6 +66,11 @@ class EcotoneOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.disk is None:
             return None
         return DiskConfig(root=self.disk, budget=parse_bytes(self.disk_size, "disk_size"), fsync=self.fsync)
+
+    @property
+    def policy(self) -> str:
+        """``eviction`` by the name that the node has for it."""
+        return _POLICIES[self.eviction]
 
     @property
     def node_path(self) -> Path | None:

@@ -59,7 +59,7 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         node = EmbeddedNode(
             options.memory_bytes,
             context.engine_id,
-            policy=options.eviction,
+            policy=options.policy,
             clock=context.clock,
             prefault=options.prefault,
             disk=options.disk_config,
@@ -103,7 +103,9 @@ def _connect(
 
 
 def _worker_node(context: ECWorkerContext, options: EcotoneOptions, path: Path) -> WorkerNode:
-    access: Literal["read", "write"] = "read" if context.role == "ec_consumer" else "write"
+    # A GPU's driver page-locks the mapping that it copies from, and not every one can lock a read-only mapping.
+    only_reads = context.role == "ec_consumer" and context.device == "cpu"
+    access: Literal["read", "write"] = "read" if only_reads else "write"
     hello = Hello(context.engine_id, "worker", access=access, tenant=options.tenant, rank=context.rank)
     return WorkerNode(path, hello, ATTACH_TIMEOUT_S)
 

@@ -138,6 +138,14 @@ def test_encoded_once_then_loaded_by_every_rank(engines: list[Engine], ranks: in
     assert engine.scheduler.statistics()["node.pins"] == 0
 
 
+@pytest.mark.parametrize("eviction", ["lru", "cost"])
+def test_every_eviction_that_may_be_named_is_there(engines: list[Engine], eviction: str) -> None:
+    engine = Engine(eviction=eviction)
+    engines.append(engine)
+    cat = item("cat")
+    assert engine.step(cat, rows=rows_for(cat))[cat.key] is CacheLookup.MISS
+
+
 def test_a_full_node_is_an_ordinary_answer(engines: list[Engine]) -> None:
     engine = Engine(memory=64 * 16)
     engines.append(engine)
