@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from ecotone.errors import ResourceError
 
@@ -61,12 +62,21 @@ def leave_cluster() -> None:
             _end(own)
 
 
+def reap_folders(parent: Path) -> None:
+    """Remove what Rays left whose processes were killed: folders named after a process that is no more."""
+    for folder in parent.glob("ecotone-ray-*-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _start() -> Cluster:
     if "RAY_ADDRESS" in os.environ:
         _init(address=os.environ["RAY_ADDRESS"])
         return Cluster(1, None)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    folder = tempfile.mkdtemp(prefix="ecotone-ray-")
+    reap_folders(Path(tempfile.gettempdir()))
+    folder = tempfile.mkdtemp(prefix=f"ecotone-ray-{os.getpid()}-")
     try:
         _init(
             num_cpus=os.cpu_count(),

@@ -1,6 +1,7 @@
 """What is particular about Ray: one reply, large messages past its object store, and its own end."""
 
 import os
+import subprocess
 
 import pytest
 from executor_kinds import tiny_config
@@ -61,6 +62,18 @@ def test_the_cluster_is_local_and_listens_on_the_loopback_interface_alone(ray_v2
     executor = ray_v2(tiny_config(2, None), None, "engine", make_rank="special_ranks:chatty")
     assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
     executor.shutdown()
+
+
+def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
+    from ecotone.executor.ray_cluster import reap_folders  # noqa: PLC0415 - an optional extra
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = [f"ecotone-ray-{ended.pid}-a", f"ecotone-ray-{os.getpid()}-b", "ecotone-ray-x-c", "other"]
+    for name in names:
+        (tmp_path / name / "logs").mkdir(parents=True)
+    reap_folders(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_ranks_that_no_machine_has_room_for_are_refused(ray_v2, monkeypatch):
