@@ -147,9 +147,9 @@ def ask_for(path: Path, batch: int, seconds: float) -> int:
 
 
 def _lookups(path: Path, seconds: float) -> dict[str, dict[str, float]]:
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for clients in CLIENTS:
-        row = {}
+        row: dict[str, float] = {}
         for batch in BATCHES:
             command = [sys.executable, "-c", _CLIENT, str(path), str(batch), str(seconds)]
             processes = [
