@@ -1,0 +1,76 @@
+"""What a connector says it can do, so that it is held to that and to no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from ecotone.protocol.connector import ECConnectorFactory, ECRole
+
+_SCRATCH = "{scratch}"
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Honest differences between connectors. A rule that needs what is missing is reported as skipped, by name.
+
+    Attributes:
+        roles: roles that it serves.
+        max_ranks: ranks that may take part in an engine of it.
+        stores: what it saves can be found again. (A connector may do nothing and still be correct.)
+        reports_decide: the scheduler half learns that a save is complete from the worker halves' reports, every
+            rank's. ``False`` where it may know from elsewhere (a server that the ranks tell themselves).
+        reset: it can forget a namespace.
+        durable: what was stored outlives the engine, and is found by the next one with the same options.
+        zero_copy: loads are views of the store, not copies.
+        background: it works on threads or in processes of its own, so that a transfer may take real time.
+        patience_s: the longest real time that a transfer of a few kilobytes may take there.
+    """
+
+    roles: tuple[ECRole, ...] = ("ec_both", "ec_producer", "ec_consumer")
+    max_ranks: Annotated[int, msgspec.Meta(ge=1)] = 8
+    stores: bool = True
+    reports_decide: bool = True
+    reset: bool = True
+    durable: bool = False
+    zero_copy: bool = False
+    background: bool = False
+    patience_s: float = 10.0
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A connector, and what the kit must know to check it.
+
+    Attributes:
+        factory: builds its halves.
+        capabilities: what it can do.
+        options: as configured. In texts, ``{scratch}`` is replaced by a new empty directory for each run.
+        lose: takes everything out of the store behind the connector's back, given that directory.
+        name: of reports.
+    """
+
+    factory: ECConnectorFactory
+    capabilities: Capabilities = Capabilities()
+    options: dict[str, Any] = {}
+    lose: Callable[[Path], None] | None = None
+    name: str = ""
+
+    def options_in(self, scratch: Path) -> dict[str, Any]:
+        """``options`` of a run whose directory is ``scratch``."""
+        return {
+            key: value.replace(_SCRATCH, os.fspath(scratch)) if isinstance(value, str) else value
+            for key, value in self.options.items()
+        }
+
+    def missing(self) -> dict[str, str]:
+        """Capability -> why rules that need it are skipped."""
+        flags = {name: getattr(self.capabilities, name) for name in _FLAGS}
+        flags["can_lose"] = self.lose is not None
+        flags["stores"] = self.capabilities.stores and "ec_both" in self.capabilities.roles
+        return {name: f"without {name}" for name, there in flags.items() if not there}
+
+
+_FLAGS = ("reports_decide", "reset", "durable", "zero_copy")

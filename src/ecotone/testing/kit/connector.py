@@ -1,0 +1,124 @@
+"""``check_connector``: a connector's two halves against every rule."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ecotone.protocol.connector import ECConnectorFactory
+from ecotone.testing.kit.capabilities import Capabilities, Subject
+from ecotone.testing.kit.plan import Plan, Setup, draw_plan
+from ecotone.testing.kit.report import Report, Violation, verdicts_of
+from ecotone.testing.kit.rules import CONNECTOR_RULES
+from ecotone.testing.kit.run import Outcome, run_plan
+from ecotone.testing.kit.scripts import scripted
+from ecotone.testing.kit.shrink import shrink
+
+DEFAULT_EXAMPLES = 40
+
+
+def check_connector(
+    factory: ECConnectorFactory | Subject,
+    *,
+    capabilities: Capabilities | None = None,
+    options: dict[str, Any] | None = None,
+    seed: int = 0,
+    examples: int = DEFAULT_EXAMPLES,
+    only: str = "",
+) -> Report:
+    """Run a connector in many small engines, and say which rules it keeps.
+
+    The engines are in this process: a real scheduler and real model runners, one for each rank, with the kit
+    between them. First come plans written by hand, then ``examples`` random ones; the same seed is the same plans.
+
+    Args:
+        factory: the connector, or a ``Subject`` that says more about it.
+        capabilities, options: of a connector that is no ``Subject``; see there.
+        seed: of the random plans.
+        examples: how many random plans to run.
+        only: the name of the one plan to run, as a violation says it.
+    """
+    if isinstance(factory, Subject):
+        subject = factory
+    else:
+        subject = Subject(factory=factory, capabilities=capabilities or Capabilities(), options=options or {})
+    checks: Counter[str] = Counter()
+    violations: dict[str, Violation] = {}
+    runs = 0
+    with _quiet():
+        for plan in _plans(subject, seed, examples):
+            if only and plan.name != only:
+                continue
+            outcome = run_plan(subject, plan)
+            runs += 1
+            checks.update(outcome.checks)
+            if outcome.rule and outcome.rule not in violations:
+                violations[outcome.rule], more = _explain(subject, plan, outcome, seed)
+                runs += more
+            if violations and plan.name.startswith("random"):
+                break  # every further one would run into the same
+    return Report(
+        subject=subject.name or type(subject.factory).__name__,
+        seed=seed,
+        runs=runs,
+        verdicts=verdicts_of(CONNECTOR_RULES, subject.missing(), checks, violations),
+    )
+
+
+def setups_for(capabilities: Capabilities) -> list[Setup]:
+    """The engines a connector runs in: each role, each task, one rank and several, one of them without encoder."""
+    several = min(2, capabilities.max_ranks)
+    setups = []
+    for role in capabilities.roles:
+        setups += [Setup(role=role, ranks=1), Setup(role=role, ranks=several, bare=1)]
+    setups.append(Setup(role=capabilities.roles[0], task="embed", ranks=several))
+    return setups
+
+
+def _plans(subject: Subject, seed: int, examples: int) -> Iterator[Plan]:
+    setups = setups_for(subject.capabilities)
+    yield from scripted(subject, setups)
+    reset, lose = subject.capabilities.reset, subject.lose is not None
+    for number in range(examples):
+        yield draw_plan(seed, number, setups, reset=reset, lose=lose)
+
+
+def _explain(subject: Subject, plan: Plan, outcome: Outcome, seed: int) -> tuple[Violation, int]:
+    """The violation with the shortest events that were found, and how many runs that took."""
+    last = outcome
+    runs = 0
+
+    def still_breaks(candidate: Plan) -> bool:
+        nonlocal last, runs
+        runs += 1
+        found = run_plan(subject, candidate)
+        if found.rule == outcome.rule:
+            last = found
+            return True
+        return False
+
+    shortest = shrink(plan, still_breaks)
+    violation = Violation(
+        rule=last.rule,
+        detail=last.detail,
+        setup=str(shortest.setup),
+        events=tuple(map(str, shortest.events)),
+        log=last.log,
+        seed=seed,
+        example=plan.name,
+    )
+    return violation, runs
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The connector warns of the failures that the kit makes; nobody wants to read them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

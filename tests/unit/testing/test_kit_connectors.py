@@ -1,0 +1,34 @@
+"""The kit on connectors that are right."""
+
+from __future__ import annotations
+
+import pytest
+from kit_subjects import ECOTONE, FILES
+
+from ecotone.testing import check_connector
+
+ALWAYS_SKIPPED = {"found-after-restart"}
+
+
+def test_ecotones_connector_passes():
+    report = check_connector(ECOTONE, examples=20)
+    assert report.ok, str(report)
+    assert set(report.names("skipped")) == {"found-after-restart", "loss-is-a-failed-load"}
+    assert report.names("not reached") == ()
+
+
+def test_the_example_passes():
+    report = check_connector(FILES, examples=20)
+    assert report.ok, str(report)
+    assert set(report.names("skipped")) == {"found-after-restart", "loads-share-memory"}
+    assert report.names("not reached") == ("counters-only-grow",)  # it keeps none
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_seed_is_the_same_check(seed):
+    def told():
+        return check_connector(FILES, seed=seed, examples=3, only="random-2")
+
+    first, second = told(), told()
+    assert first == second
+    assert first.runs == 1
