@@ -75,15 +75,19 @@ def test_answers_are_those_of_one_rank(
     with engine(**options) as made:
         assert ask(made, digits) == answers
         made.check_integrity()
-        ranks = made.statistics()["ranks"]
+        statistics = made.statistics()
+    ranks = statistics["ranks"]
     assert len({rank["pid"] for rank in ranks}) == tp * pp
+    assert (statistics["scheduler"]["steps_ahead"] > 0) == (pp > 1)
     first_stage, others = ranks[:tp], ranks[tp:]
     assert [rank["encodes"] for rank in first_stage] == [IMAGES] * tp
     divided = options.get("mm_encoder_tp_mode") == "data"
     assert sum(rank["tower_items"] for rank in first_stage) == IMAGES * (1 if divided else tp)
     connectors = [rank["connector"] for rank in first_stage]
     assert sum(figures["save_bytes"] for figures in connectors) == one_rank["save_bytes"]
-    assert [figures["view_bytes"] for figures in connectors] == [one_rank["view_bytes"]] * tp
+    loaded = {figures["view_bytes"] for figures in connectors}
+    # Steps in flight share the requests out otherwise, and then other images are still held.
+    assert loaded == {one_rank["view_bytes"]} if pp == 1 else len(loaded) == 1 and 0 not in loaded
     assert all(rank["encodes"] == 0 and rank["connector"] == {} for rank in others)
 
 

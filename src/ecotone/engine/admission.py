@@ -23,6 +23,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         encoder_cache_rows: capacity of a rank's encoder cache, encoder rows.
         encoder_budget_rows: encoder rows computed in a step.
         atomic_items: a chunk of a prompt must not end within an item.
+        max_concurrent_steps: steps in flight at the same time.
     """
 
     max_num_batched_tokens: Positive
@@ -33,9 +34,10 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     encoder_cache_rows: Positive
     encoder_budget_rows: Positive
     atomic_items: bool = False
+    max_concurrent_steps: Positive = 1
 
     @classmethod
-    def from_config(cls, config: EngineConfig, model: ModelInfo) -> SchedulerLimits:
+    def from_config(cls, config: EngineConfig, model: ModelInfo, max_concurrent_steps: int = 1) -> SchedulerLimits:
         """The limits that ``config`` sets for ``model``.
 
         Raises:
@@ -55,6 +57,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             encoder_cache_rows=config.encoder_cache_rows,
             encoder_budget_rows=config.encoder_budget_rows or config.encoder_cache_rows,
             atomic_items=model.atomic_items,
+            max_concurrent_steps=max_concurrent_steps,
         )
 
     @property

@@ -77,7 +77,7 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
         executor = executor_factory(config, ec_factory, engine_id)
         stack.callback(executor.shutdown)
         model_info: ModelInfo = executor.collective_rpc("model_info")[0]
-        limits = SchedulerLimits.from_config(config, model_info)
+        limits = SchedulerLimits.from_config(config, model_info, executor.max_concurrent_steps)
         connector = _connect(config, ec_factory, engine_id, executor, model_info, clock)
         # The ranks let go of the region before the half that owns it does.
         started = stack.pop_all()

@@ -11,8 +11,10 @@ from ecotone.engine.record import Record
 from ecotone.engine.request import Request, RequestStatus
 from ecotone.engine.scheduler import Scheduler
 from ecotone.errors import EcotoneError, IntegrityError, RequestError, RequestFailedError, ShutDownError
-from ecotone.executor.base import Executor
+from ecotone.executor.base import Executor, Future
+from ecotone.protocol.outputs import ModelRunnerOutput
 from ecotone.protocol.params import SamplingParams
+from ecotone.protocol.step import SchedulerOutput
 
 # A step that computed nothing is followed by a wait for news, this long at most.
 PROGRESS_TIMEOUT_S = 0.002
@@ -34,6 +36,7 @@ class EngineCore:
         self._clock = clock
         self._records: dict[str, Record] = {}
         self._samples: dict[str, list[Record]] = {}  # a caller's id -> those of its outputs that are in flight
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()  # oldest first
         self._unusable: str | None = None
 
     @property
@@ -109,11 +112,19 @@ class EngineCore:
             raise
 
     def _step(self) -> bool:
-        scheduler_output = self._scheduler.schedule()
-        output = self._executor.execute_model(scheduler_output)
-        if output is None:
-            output = self._executor.sample_tokens()
-        deltas = self._scheduler.update_from_output(scheduler_output, output)
+        """Keep as many steps in flight as keep all ranks busy, and take in the result of the oldest."""
+        if not self._in_flight:
+            self._submit(self._scheduler.schedule())
+        while (ahead := self._scheduler.schedule_ahead()) is not None:
+            self._submit(ahead)
+        return self._take_in()
+
+    def _submit(self, scheduler_output: SchedulerOutput) -> None:
+        self._in_flight.append((scheduler_output, self._executor.submit_step(scheduler_output)))
+
+    def _take_in(self) -> bool:
+        scheduler_output, answer = self._in_flight.popleft()
+        deltas = self._scheduler.update_from_output(scheduler_output, answer.result())
         for delta in deltas:
             record = self._records[delta.req_id]
             record.apply(delta)
@@ -122,6 +133,11 @@ class EngineCore:
             if record.has_stopped and delta.finished is None:
                 self._scheduler.finish_request(delta.req_id, RequestStatus.FINISHED_STOPPED)
         return bool(scheduler_output.scheduled or deltas)
+
+    def drain(self) -> None:
+        """Take in the results of all steps in flight, and order none."""
+        while self._in_flight:
+            self._guarded(self._take_in, True)
 
     def wait_for_progress(self) -> None:
         """Wait a little for news from the ranks."""
@@ -146,6 +162,7 @@ class EngineCore:
             record.finish("error", error)
         self._records.clear()
         self._samples.clear()
+        self._in_flight.clear()
 
     def check_integrity(self) -> None:
         """Compare the requests listened to with those scheduled.

@@ -4,6 +4,7 @@ because one of them cannot be had in this pass."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -56,6 +57,9 @@ class EncoderPlan:
 class EncoderPlanner:
     """Plans chunks against the encoder cache, the connector and the step's encoder budget (encoder rows).
 
+    An item that a step in flight encodes or loads is PENDING until its result is taken in: nobody is to build on
+    what may yet fail.
+
     One pass is ``begin_pass``, then for each request ``plan`` and, if it is scheduled, ``commit``.
     """
 
@@ -75,6 +79,7 @@ class EncoderPlanner:
         self._budget = budget_rows
         self._pending: set[str] = set()
         self._ordered: set[str] = set()
+        self._in_flight: Set[str] = frozenset()
         self.counters: Counter[str] = Counter(
             encodes_ordered=0,
             loads_ordered=0,
@@ -83,8 +88,10 @@ class EncoderPlanner:
             fallbacks_load_given_up=0,
         )
 
-    def begin_pass(self) -> None:
-        """A new step: the whole budget, nothing asked and nothing ordered yet."""
+    def begin_pass(self, in_flight: Set[str]) -> None:
+        """A new step: the whole budget, nothing asked and nothing ordered yet. ``in_flight``: keys that steps in
+        flight encode or load."""
+        self._in_flight = in_flight
         self._budget = self._budget_rows
         self._pending.clear()
         self._ordered.clear()
@@ -124,6 +131,8 @@ class EncoderPlanner:
     def _place(self, request: Request, index: int, plan: EncoderPlan) -> Cut | None:
         """Put item ``index`` into ``plan``, or say why it cannot be had."""
         key, num_rows = request.item_keys[index], request.items[index].num_rows
+        if key in self._in_flight:
+            return Cut.PENDING
         rows = 0 if key in plan.claimed else self._manager.rows_to_claim(key, num_rows)
         if plan.claimed_rows + rows > self._manager.num_available_rows:
             return Cut.NO_ROOM

@@ -174,6 +174,7 @@ class Engine:
         """
         parts = self._parts
         with self._locked() as core:
+            core.drain()
             core.check_usable()
             before, self._namespace = self._namespace, self._namespace.next_epoch(uuid4().hex)
             try:

@@ -64,6 +64,8 @@ class Request:
         status: see ``TRANSITIONS``.
         stop_reason: the stop token that ended it, if one of ``stop_token_ids`` did.
         error: why it failed; empty otherwise.
+        in_flight: whether a step that computes something of it is under way. Until its result is taken in, no
+            other step has the request, nor is it preempted.
         deferred: whether the last pass left it out because an encoding of it is not ready yet.
         load_failures: key -> how often a load of it failed for this request.
         num_encoded_items, num_loaded_items, num_cached_items: how its encoder rows came to be there: encoded
@@ -93,6 +95,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
         self.error = ""
+        self.in_flight = False
         self.deferred = False
         self.load_failures: dict[str, int] = {}
         self.num_encoded_items = 0

@@ -40,11 +40,6 @@ class RequestPool:
         ids, self._to_announce = frozenset(self._to_announce), set()
         return ids
 
-    def is_running(self, req_id: str) -> bool:
-        """Whether a request of this id runs. One that took over the id of another that ended does not yet."""
-        request = self.requests.get(req_id)
-        return request is not None and request.status is RequestStatus.RUNNING
-
     def add(self, request: Request) -> None:
         """A new request, last in line."""
         self.requests[request.req_id] = request

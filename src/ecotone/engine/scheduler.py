@@ -2,6 +2,11 @@
 
 A request's state advances only when a step's result is taken in. A result that is discarded (a load failed) leaves
 the request as it was before the step, and the next pass orders the same tokens again.
+
+Several steps may be in flight, of different requests; their results are taken in in order. What a request gives
+back while a step with it is in flight (it was aborted: its KV blocks, its room in the encoder cache) may be
+given to others at once: each rank, of whatever pipeline stage, carries out the steps in order on memory of its
+own, and so is through with the step that still uses it before it begins the one that uses it anew.
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
 from ecotone.engine.admission import SchedulerLimits, check_request
-from ecotone.engine.batching import Batcher
+from ecotone.engine.batching import Batch, Batcher
 from ecotone.engine.encoder_cache_manager import EncoderCacheManager
+from ecotone.engine.in_flight import StepsInFlight
 from ecotone.engine.kv_cache_manager import KVCacheManager
 from ecotone.engine.request import Request, RequestStatus
 from ecotone.engine.request_pool import RequestPool
@@ -24,7 +30,7 @@ from ecotone.engine.step_result import (
     rows_of,
 )
 from ecotone.errors import ContractError, IllegalTransitionError, RequestError
-from ecotone.protocol.connector import ECSchedulerConnector
+from ecotone.protocol.connector import ECConnectorMetadata, ECSchedulerConnector
 from ecotone.protocol.outputs import ECConnectorOutput, ModelRunnerOutput
 from ecotone.protocol.params import SamplingParams
 from ecotone.protocol.step import ScheduledRequest, SchedulerOutput
@@ -56,7 +62,8 @@ class Scheduler:
         self._pool = RequestPool(KVCacheManager(limits.kv_blocks, limits.block_size), self._encoder_cache)
         self._batcher = Batcher(limits, self._pool, connector)
         self._step = 0
-        self._counters: Counter[str] = Counter(rollbacks=0, fallbacks_load_failed=0)
+        self._in_flight = StepsInFlight()
+        self._counters: Counter[str] = Counter(rollbacks=0, fallbacks_load_failed=0, steps_ahead=0)
 
     def add_request(self, request: Request) -> None:
         """Take in a request.
@@ -88,9 +95,11 @@ class Scheduler:
         return bool(self._pool.requests)
 
     def has_work(self) -> bool:
-        """Whether a step is needed: for a request, so that ranks hear what to forget, or for the connector."""
+        """Whether a step is in flight, or needed: for a request, so that ranks hear what to forget, or for the
+        connector."""
         return (
-            self.has_unfinished()
+            len(self._in_flight) > 0
+            or self.has_unfinished()
             or self._pool.has_announcements
             or self._encoder_cache.has_notices
             or (self._connector is not None and self._connector.has_pending_work())
@@ -114,10 +123,26 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Order the next step. With nothing to compute it is a step without tokens, which still runs the
         connector."""
+        return self._order(*self._build())
+
+    def schedule_ahead(self) -> SchedulerOutput | None:
+        """Order a step while others are in flight. ``None`` when as many are as may be, or when there is nothing
+        to compute meanwhile; what else the ranks are to hear waits for a later step then."""
+        if len(self._in_flight) >= self.limits.max_concurrent_steps:
+            return None
+        batch, metadata = self._build()
+        if not batch.scheduled and metadata is None:
+            return None
+        self._counters["steps_ahead"] += 1
+        return self._order(batch, metadata)
+
+    def _build(self) -> tuple[Batch, ECConnectorMetadata | None]:
+        batch = self._batcher.build(self._in_flight.keys)
+        return batch, None if self._connector is None else self._connector.build_connector_meta()
+
+    def _order(self, batch: Batch, metadata: ECConnectorMetadata | None) -> SchedulerOutput:
         self._step += 1
-        batch = self._batcher.build()
-        metadata = None if self._connector is None else self._connector.build_connector_meta()
-        return SchedulerOutput(
+        order = SchedulerOutput(
             step=self._step,
             new_requests=tuple(batch.new_requests),
             scheduled=tuple(batch.scheduled),
@@ -125,29 +150,33 @@ class Scheduler:
             free_encoder_keys=self._encoder_cache.get_freed_keys(),
             ec_connector_metadata=metadata,
         )
+        self._in_flight.begin(order, self._pool.requests)
+        return order
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> list[RequestDelta]:
-        """Take in a step's result, all ranks' reports folded onto it. Requests that ended since the step was
-        scheduled are passed over.
+        """Take in the result of the oldest step in flight, all ranks' reports folded onto it. Requests that ended
+        since the step was scheduled are passed over.
 
         Raises:
-            ContractError: the result is not one of that step. Nothing was changed then.
+            ContractError: the result is not one of that step, or another step's is due. Nothing was changed then.
         """
+        before = self._in_flight.requests_of(scheduler_output)
         ec = model_runner_output.ec_connector_output
         reported = model_runner_output.request_errors
-        ran = {s.req_id: s for s in scheduler_output.scheduled if self._pool.is_running(s.req_id)}
+        ran = {i: s for s in scheduler_output.scheduled if self._pool.requests.get(i := s.req_id) is before[i]}
         failed = ec.failed_loads if ec is not None else frozenset()
         # Nobody knows whether the ranks hold what a failing request was to encode: others must not build on it.
         doubtful = {s.item_keys[i] for s in scheduler_output.scheduled if s.req_id in reported for i in s.encode}
         # An error on rows that were not there may be due to just that; a real one comes again.
         discarded = requests_with_rows_of(failed, ran, self._pool.requests)
-        errors = {i: e for i, e in reported.items() if self._pool.is_running(i) and i not in discarded}
+        errors = {i: e for i, e in reported.items() if i in ran and i not in discarded}
         discarded |= requests_with_rows_of(doubtful, ran, self._pool.requests) - errors.keys()
         kept = {req_id: s for req_id, s in ran.items() if req_id not in discarded and req_id not in errors}
         rows = self._rows(model_runner_output, kept)
 
+        self._in_flight.end()
         self._apply_ec_output(ec, failed | doubtful)
         deltas = [self._fail(req_id, reason) for req_id, reason in errors.items()]
         for req_id in sorted(discarded):  # sorted: the order in which room is freed must not depend on hashes
@@ -158,7 +187,8 @@ class Scheduler:
 
     def statistics(self) -> dict[str, float]:
         """Gauges of the queues and caches, counters of what was ordered, preempted, deferred, discarded."""
-        return {"steps": self._step, **self._pool.gauges(), **self._batcher.statistics(), **self._counters}
+        steps = {"steps": self._step, "steps_in_flight": len(self._in_flight)}
+        return {**steps, **self._pool.gauges(), **self._batcher.statistics(), **self._counters}
 
     def check_integrity(self) -> None:
         """Compare the books of everything that is owned.

@@ -94,6 +94,7 @@ class Worker:
             "model_info": self.model_info,
             "execute_model": self.execute_model,
             "sample_tokens": self.sample_tokens,
+            "execute_step": self.execute_step,
             "reset_encoder_cache": self.reset_encoder_cache,
             "statistics": self.statistics,
             "shutdown": self.shutdown,
@@ -162,6 +163,11 @@ class Worker:
     def sample_tokens(self) -> ModelRunnerOutput:
         """Finish the step."""
         return self._runner.sample_tokens()
+
+    def execute_step(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step to its end. Who orders steps ahead cannot know which of them ``sample_tokens`` finishes."""
+        output = self.execute_model(scheduler_output)
+        return self.sample_tokens() if output is None else output
 
     def reset_encoder_cache(self) -> None:
         """Drop every encoding this rank holds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ecotone.config import EngineConfig
-from ecotone.executor.base import Executor
+from ecotone.executor.base import Executor, Future, Ready
 from ecotone.protocol.arrays import Array
 from ecotone.protocol.connector import ECConnectorFactory, EncoderSpec, Participant
 from ecotone.protocol.model import ModelInfo
@@ -35,6 +35,7 @@ class EchoExecutor(Executor):
     """
 
     output_rank = 0
+    max_concurrent_steps = 1
 
     def __init__(self) -> None:
         self.before_step: Callable[[SchedulerOutput], None] = lambda _: None
@@ -45,6 +46,13 @@ class EchoExecutor(Executor):
         self.waits = 0
         self.shutdowns = 0
         self._announced: dict[str, NewRequestData] = {}
+
+    def submit_step(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        def act() -> ModelRunnerOutput:
+            output = self.execute_model(scheduler_output)
+            return self.sample_tokens() if output is None else output
+
+        return Ready(act)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         self.before_step(scheduler_output)

@@ -7,6 +7,7 @@ changes the text.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -126,6 +127,8 @@ class SimEngine:
         self.time = 0.0
         self.scheduler = Scheduler(bounds, connector, (EOS,), lambda: self.time)
         self.ranks = [SimRank(bounds) for _ in range(num_ranks)]
+        self.in_flight: deque[SchedulerOutput] = deque()
+        self.executed: deque[ModelRunnerOutput] = deque()  # of the first of them
         self.outputs: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
         self.ended: dict[str, RequestDelta] = {}
@@ -139,7 +142,27 @@ class SimEngine:
             self.requests[request.req_id] = request
 
     def schedule(self) -> SchedulerOutput:
-        order = self.scheduler.schedule()
+        return self._checked(self.scheduler.schedule())
+
+    def submit(self) -> SchedulerOutput | None:
+        """Order one more step, as the engine's core does."""
+        order = self.scheduler.schedule_ahead() if self.in_flight else self.scheduler.schedule()
+        if order is not None:
+            self.in_flight.append(self._checked(order))
+        return order
+
+    def execute_next(self, failing: Iterable[set[str]] = (), broken: set[str] = frozenset()) -> None:
+        """Run the first step in flight that has not run."""
+        order = self.in_flight[len(self.executed)]
+        self.executed.append(self.execute(order, failing, broken))
+
+    def take_in(self) -> list[RequestDelta]:
+        """Take in the result of the oldest step in flight."""
+        if not self.executed:
+            self.execute_next()
+        return self.update(self.in_flight.popleft(), self.executed.popleft())
+
+    def _checked(self, order: SchedulerOutput) -> SchedulerOutput:
         tokens = order.total_num_scheduled_tokens
         assert self.encode_only or tokens <= self.bounds.max_num_batched_tokens
         assert len(order.scheduled) <= self.bounds.max_num_seqs
@@ -204,8 +227,13 @@ class SimEngine:
         return deltas
 
     def step(self, failing: Iterable[set[str]] = (), broken: set[str] = frozenset()) -> SchedulerOutput:
-        order = self.schedule()
-        self.update(order, self.execute(order, failing, broken))
+        """Keep as many steps in flight as may be, and take in the result of the oldest, which is returned."""
+        while self.submit() is not None:
+            pass
+        order = self.in_flight[0]
+        if not self.executed:
+            self.execute_next(failing, broken)
+        self.take_in()
         return order
 
     def run(self, max_steps: int = 200) -> int:

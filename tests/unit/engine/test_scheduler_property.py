@@ -56,6 +56,7 @@ BOUNDS = st.builds(
     encoder_budget_rows=st.integers(3, 14),
     max_model_len=st.integers(8, 40),
     atomic_items=st.booleans(),
+    max_concurrent_steps=st.sampled_from([1, 1, 2, 3]),
 )
 
 
@@ -116,19 +117,43 @@ class Storm:
             self.connector.pending = self.some_keys(weather.pending)
             self.connector.stored -= self.some_keys(weather.lost)
         self.disturb()
-        order = self.engine.schedule()
-        self.check_order(order)
-        failing = [self.some_keys(weather.failing) for _ in self.engine.ranks]
-        output = self.engine.execute(order, failing, self.some_keys(weather.broken))
+        engine, most = self.engine, self.engine.bounds.max_concurrent_steps
+        before = list(engine.in_flight)
+        if (order := engine.submit()) is not None:
+            self.check_order(order)
+            self.check_apart(order, before)
+        if len(engine.executed) < len(engine.in_flight) and self.happens(0.7):
+            failing = [self.some_keys(weather.failing) for _ in engine.ranks]
+            engine.execute_next(failing, self.some_keys(weather.broken))
         self.disturb()
-        self.engine.update(order, output)
-        self.check_references()
+        if len(engine.in_flight) == most or self.happens(0.4):
+            engine.take_in()
+        if not engine.in_flight:
+            self.check_references()
+
+    def check_apart(self, order: SchedulerOutput, before: list[SchedulerOutput]) -> None:
+        """Steps in flight have nothing to do with each other."""
+        assert order.scheduled or not before, "a step without tokens while others are in flight"
+        for other in before:
+            assert not {s.req_id for s in order.scheduled} & {s.req_id for s in other.scheduled}
+            assert not self.live_blocks(order) & self.live_blocks(other)
+            ordered = {s.item_keys[i] for s in other.scheduled for i in (*s.encode, *s.load)}
+            for s in order.scheduled:
+                chunk = s.num_computed_tokens, s.num_computed_tokens + s.num_tokens
+                needed = {s.item_keys[i] for i in self.requests[s.req_id].items_in(*chunk)}
+                assert self.engine.encode_only or not needed & ordered, "built on what may yet fail"
+                assert not ordered & {s.item_keys[i] for i in (*s.encode, *s.load)}
+
+    def live_blocks(self, order: SchedulerOutput) -> set[int]:
+        live = {request.req_id for request in self.live()}
+        return {block for s in order.scheduled if s.req_id in live for block in s.block_ids}
 
     def check_order(self, order: SchedulerOutput) -> None:
         if not order.scheduled and self.live():
             assert self.connector is not None, "stuck"
             assert self.connector.pending_answers, "stuck"
-        if order.finished_req_ids & {request.req_id for request in self.live()}:
+        alone = self.engine.bounds.max_concurrent_steps == 1
+        if alone and order.finished_req_ids & {request.req_id for request in self.live()}:
             assert not order.new_requests, "somebody was preempted, and somebody let in"
         for scheduled in order.scheduled:
             chunk = scheduled.num_computed_tokens, scheduled.num_computed_tokens + scheduled.num_tokens
@@ -152,7 +177,7 @@ class Storm:
         if self.connector is not None:
             self.connector.pending = set()
         work = sum(request.num_prompt_tokens + 8 for request in self.live())
-        self.engine.run(max_steps=20 + 10 * work)
+        self.engine.run(max_steps=20 + 10 * work * self.engine.bounds.max_concurrent_steps)
         self.engine.assert_at_rest()
         for request in self.requests.values():
             self.check_result(request)
