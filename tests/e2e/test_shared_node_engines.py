@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -141,3 +142,14 @@ def test_an_engine_is_killed(socket: Path, engines: list[EngineProcess], digits:
     wait_until_gone(socket, but=len(engines))
     for answer in ask_all(engines[:2], digit):
         assert answer.text == f" The digit is {WORDS[digit.label]}."
+
+
+def test_the_demo_of_two_engines() -> None:
+    command = [sys.executable, "-m", "ecotone", "demo", "--engines", "2", "--images", "6", "--cache-images", "2"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["images"], figures["encodes"], figures["identical_to_uncached"]) == (6, 6, True)
+    assert [engine["killed"] for engine in figures["engines"]] == [True, False]
+    assert sum(engine["requests"] for engine in figures["engines"]) == figures["requests"]
+    assert sum(engine["encodes"] for engine in figures["engines"]) == 6
