@@ -105,9 +105,7 @@ def test_an_eviction_that_there_is_not(tmp_path: Path) -> None:
 def test_it_says_when_it_is_ready_and_ends_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ecotone", "node", "--socket", str(tmp_path / "n"), "--memory", "64KiB"]
     command += ["--disk", str(tmp_path / "disk"), "--disk-size", "1MiB", "--no-prefault"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
-    ) as node:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as node:
         assert node.stderr is not None
         assert node.stderr.readline().startswith("serving 65,536 bytes at")
         second = subprocess.run(command, capture_output=True, text=True, timeout=100)
