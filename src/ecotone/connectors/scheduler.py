@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 
 from ecotone.connectors.budget import PendingBudget
-from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order
+from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order, Report
 from ecotone.connectors.questions import Question, Questions, Verdict
 from ecotone.connectors.transfers import Transfers
 from ecotone.errors import ConfigError, ContractError
@@ -217,7 +217,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         if meta is not None:
             if not isinstance(meta, EcotoneWorkerMetadata):
                 raise ContractError(f"worker metadata of type {type(meta).__name__} is not this connector's")
-            for report in meta.reports:
+            # In an order: who was written last is the last to be evicted, and that must not depend on hashes.
+            for report in sorted(meta.reports, key=_place):
                 ended = self._transfers.apply(report)
                 self._measure(report.transfer_id, ended)
                 ops += ended
@@ -300,6 +301,10 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                 self._counters["without_effect"] += not answer.effect
             else:
                 self._questions.settle(answer)
+
+
+def _place(report: Report) -> tuple[int, int, str]:
+    return report.transfer_id, report.rank, report.kind
 
 
 def _why_unsaved(answer: Verdict | None) -> str:

@@ -276,6 +276,17 @@ def test_a_save_is_committed_when_every_rank_has_written_its_rows() -> None:
     assert len(bench.node.said(Commit)) == 1
 
 
+def test_what_one_step_reports_reaches_the_node_in_the_order_of_its_dispatch() -> None:
+    bench = Bench()
+    for number in range(20):
+        bench.half.lookup("r", item(str(number)))
+        bench.half.update_state_after_alloc("r", item(str(number)))
+    meta = bench.half.build_connector_meta()
+    assert meta is not None
+    bench.report(*(fact(order.transfer_id, ReportKind.SAVED) for order in meta.saves))
+    assert [op.transfer_id for op in bench.node.said(Commit)] == [order.claim for order in meta.saves]
+
+
 def test_a_rank_without_rows_is_not_waited_for() -> None:
     bench = Bench(ranks=(0, 1, 2))
     save = _save(bench, num_rows=1)
