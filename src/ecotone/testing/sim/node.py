@@ -83,6 +83,7 @@ class Connection:
         self.life = life
         self.random = random
         self.inbox: deque[NodeMessage] = deque()
+        self.unread: deque[ClientMessage | None] = deque()  # None is the end
         self.hung_up = False
         self.closed = False
         self.sent_until = 0.0
@@ -181,7 +182,7 @@ class SimNode:
             return
         connection.closed = True
         at = max(connection.sent_until, self._world.now + connection.random.uniform(0, self._plan.weather.net_s))
-        self._world.at(at, lambda: self._gone(connection))
+        self._world.at(at, lambda: self._arrive(connection, None))
 
     def ask_now(self, connection: Connection, message: ClientMessage) -> NodeMessage | None:
         """Send ``message`` and wait for the answer, in no time."""
@@ -193,12 +194,23 @@ class SimNode:
     def _is_open(self, connection: Connection) -> bool:
         return self._connections.get(connection.number) is connection
 
-    def _arrive(self, connection: Connection, message: ClientMessage) -> None:
-        if not self._is_open(connection):
-            return
-        if self._world.now < self._stalled_until:
-            self._world.at(self._stalled_until, lambda: self._arrive(connection, message))
-            return
+    def _arrive(self, connection: Connection, message: ClientMessage | None) -> None:
+        connection.unread.append(message)
+        self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        """Everything that arrived, in order, unless the node is stopped: then as soon as it goes on."""
+        while connection.unread and self._is_open(connection):
+            if self._world.now < self._stalled_until:
+                self._world.at(self._stalled_until, lambda: self._read(connection))
+                return
+            message = connection.unread.popleft()
+            if message is None:
+                self._end(connection)
+            else:
+                self._answer(connection, message)
+
+    def _answer(self, connection: Connection, message: ClientMessage) -> None:
         reply = self._handle(connection, message)
         if reply is None:
             return
@@ -220,14 +232,6 @@ class SimNode:
         answers = reply.message.answers if reply is not None and isinstance(reply.message, Answers) else ()
         self.watch.after(ops if answers else (), answers)
         return reply
-
-    def _gone(self, connection: Connection) -> None:
-        if not self._is_open(connection):
-            return
-        if self._world.now < self._stalled_until:
-            self._world.at(self._stalled_until, lambda: self._gone(connection))
-            return
-        self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         del self._connections[connection.number]
