@@ -48,11 +48,11 @@ class EchoExecutor(Executor):
         self._announced: dict[str, NewRequestData] = {}
 
     def submit_step(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        def act() -> ModelRunnerOutput:
-            output = self.execute_model(scheduler_output)
-            return self.sample_tokens() if output is None else output
+        return Ready(lambda: self.run_step(scheduler_output))
 
-        return Ready(act)
+    def run_step(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        output = self.execute_model(scheduler_output)
+        return self.sample_tokens() if output is None else output
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         self.before_step(scheduler_output)
