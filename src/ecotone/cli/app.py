@@ -251,6 +251,32 @@ def sim(
         raise typer.Exit(1)
 
 
+@app.command()
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="An ECConnectorFactory class, a Subject, a worker metadata type, or 'EcotoneConnector'.",
+        ),
+    ],
+    options: Annotated[
+        str | None, typer.Option(help="The connector's options, as a JSON object; {scratch} is a new directory.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random examples.")] = 0,
+    examples: Annotated[int, typer.Option(min=0, help="How many random examples to run.")] = 40,
+    only: Annotated[str, typer.Option(help="Run this one example, as a violation names it.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """Check an EC connector against every rule of the step protocol.
+
+    A broken rule is printed with its text and the shortest events that break it, and the exit code is 1.
+    """
+    check_command = import_module("ecotone.cli.check")  # it needs torch, and the other commands do not
+    if not check_command.run(target, options=options, seed=seed, examples=examples, only=only, as_json=as_json):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point of the ``ecotone`` command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ecotone.protocol.connector import ECConnectorFactory
+from ecotone.protocol.outputs import ECConnectorWorkerMetadata
 from ecotone.testing.kit.capabilities import Capabilities, Subject
+from ecotone.testing.kit.metadata import check_worker_metadata
 from ecotone.testing.kit.plan import Plan, Setup, draw_plan
-from ecotone.testing.kit.report import Report, Violation, verdicts_of
-from ecotone.testing.kit.rules import CONNECTOR_RULES
+from ecotone.testing.kit.report import Report, Verdict, Violation, verdicts_of
+from ecotone.testing.kit.rules import CONNECTOR_RULES, METADATA_RULES
 from ecotone.testing.kit.run import Outcome, run_plan
 from ecotone.testing.kit.scripts import scripted
 from ecotone.testing.kit.shrink import shrink
@@ -47,6 +49,7 @@ def check_connector(
         subject = Subject(factory=factory, capabilities=capabilities or Capabilities(), options=options or {})
     checks: Counter[str] = Counter()
     violations: dict[str, Violation] = {}
+    kinds: set[type[ECConnectorWorkerMetadata]] = set()
     runs = 0
     with _quiet():
         for plan in _plans(subject, seed, examples):
@@ -55,17 +58,31 @@ def check_connector(
             outcome = run_plan(subject, plan)
             runs += 1
             checks.update(outcome.checks)
+            kinds |= outcome.metadata
             if outcome.rule and outcome.rule not in violations:
                 violations[outcome.rule], more = _explain(subject, plan, outcome, seed)
                 runs += more
             if violations and plan.name.startswith("random"):
                 break  # every further one would run into the same
-    return Report(
+    report = Report(
         subject=subject.name or type(subject.factory).__name__,
         seed=seed,
         runs=runs,
         verdicts=verdicts_of(CONNECTOR_RULES, subject.missing(), checks, violations),
     )
+    return report if only else report + _check_metadata(kinds, seed)
+
+
+def _check_metadata(kinds: set[type[ECConnectorWorkerMetadata]], seed: int) -> Report:
+    """The laws of the type that the worker halves declare."""
+    why = "" if kinds else "its worker halves report nothing"
+    for kind in kinds:
+        try:
+            return check_worker_metadata(kind, seed=seed)
+        except TypeError as error:
+            why = f"{error}; call check_worker_metadata with a function that makes values"
+    skipped = tuple(Verdict(rule=rule, status="skipped", why=why) for rule in METADATA_RULES)
+    return Report(subject="metadata", verdicts=skipped)
 
 
 def setups_for(capabilities: Capabilities) -> list[Setup]:

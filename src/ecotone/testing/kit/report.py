@@ -58,6 +58,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     violation: Violation | None = None
 
+    @property
+    def explanation(self) -> str:
+        """Of a rule that was broken: its text, what was seen, and after which events. Otherwise empty."""
+        return "" if self.violation is None else "\n".join(_explained(self.rule, self.violation))
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All verdicts about one subject.
@@ -100,10 +105,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(v.rule.name for v in self.verdicts if v.status == status)
 
     def __add__(self, other: Report) -> Report:
-        """Both as one, under this one's name."""
-        return msgspec.structs.replace(
-            self, runs=self.runs + other.runs, verdicts=(*self.verdicts, *other.verdicts)
-        )
+        """Both verdicts as one report, otherwise this one."""
+        return msgspec.structs.replace(self, verdicts=(*self.verdicts, *other.verdicts))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -122,7 +125,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for verdict in self.verdicts:
             if verdict.violation is not None:
                 yield ""
-                yield from _explained(verdict.rule, verdict.violation)
+                yield verdict.explanation
         yield ""
         yield self._summary()
 

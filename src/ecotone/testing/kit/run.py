@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from ecotone.engine.request import RequestStatus
+from ecotone.protocol.outputs import ECConnectorWorkerMetadata
 from ecotone.testing.kit.capabilities import Subject
 from ecotone.testing.kit.engine import KitEngine
 from ecotone.testing.kit.oracle import KitModel, Library
@@ -45,12 +46,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         rule, detail: what was broken; empty where nothing was.
         log: what happened.
         checks: by rule, how often something could have broken it.
+        metadata: what the worker halves declare to report.
     """
 
     rule: str = ""
     detail: str = ""
     log: tuple[str, ...] = ()
     checks: dict[str, int] = {}
+    metadata: frozenset[type[ECConnectorWorkerMetadata]] = frozenset()
 
 
 def run_plan(subject: Subject, plan: Plan) -> Outcome:
@@ -64,7 +67,7 @@ def run_plan(subject: Subject, plan: Plan) -> Outcome:
             checks[violation.rule] += 1
             run.abandon()
             return Outcome(rule=violation.rule, detail=violation.detail, log=tuple(run.log), checks=dict(checks))
-    return Outcome(log=tuple(run.log), checks=dict(checks))
+    return Outcome(log=tuple(run.log), checks=dict(checks), metadata=run.metadata())
 
 
 class _Run:
@@ -104,6 +107,12 @@ class _Run:
                 half.shutdown()
             except ViolationError:
                 continue  # one violation of a run is enough
+
+    def metadata(self) -> frozenset[type[ECConnectorWorkerMetadata]]:
+        """What the worker halves declare to report."""
+        workers = [] if self._engine is None else self._engine.workers
+        kinds = (worker.worker_metadata_type for worker in workers)
+        return frozenset(kind for kind in kinds if kind is not None)
 
     def _start(self) -> KitEngine:
         engine = KitEngine(
