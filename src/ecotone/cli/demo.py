@@ -50,7 +50,7 @@ class DemoResult:
     def paired(self) -> list[int]:
         """Questions about one image, seen before by both engines, that the cached one answered with a load and the
         other with an encode, and nothing else: their times differ by just that."""
-        return [i for i, q in enumerate(self.cached.questions) if q.is_repeat and self._differs_by_one_load(i)]
+        return [i for i in range(len(self.cached.questions)) if self._differs_by_one_load(i)]
 
     @property
     def first_sights(self) -> list[int]:

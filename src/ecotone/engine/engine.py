@@ -267,7 +267,7 @@ class Engine:
         records: list[list[Record] | RequestOutput] = []
         try:
             for prompt, its_params in zip(batch, each, strict=True):
-                records.append(self._try_submit(prompt, its_params, single))
+                records.append(self._try_submit(prompt, its_params))
             outputs = self._wait(records)
         except BaseException:
             for record in records:
@@ -279,13 +279,11 @@ class Engine:
             raise errors[0]
         return outputs
 
-    def _try_submit(self, prompt: AnyPrompt, params: AnyParams, single: bool) -> list[Record] | RequestOutput:
+    def _try_submit(self, prompt: AnyPrompt, params: AnyParams) -> list[Record] | RequestOutput:
         request_id = self._next_id()
         try:
             return self._submit(request_id, prompt, params, deque(maxlen=0))
         except RequestError as error:
-            if single:
-                raise
             return RequestOutput(request_id=request_id, finish_reason="error", error=error)
 
     def _wait(self, records: Sequence[list[Record] | RequestOutput]) -> list[RequestOutput]:

@@ -293,6 +293,14 @@ def test_step_by_step(engine: Engine) -> None:
     assert engine.abort("mine")
 
 
+def test_nobody_steps_for_those_who_step_themselves(make: Make) -> None:
+    engine, executor = make()
+    engine.add_request(":hello", LONG)
+    assert not engine._settle_once()
+    assert executor.steps == []
+    assert len(engine.step()) == 1
+
+
 def test_abort(engine: Engine) -> None:
     req_id = engine.add_request(":hello", LONG)
     assert "".join(delta.text for _ in range(3) for delta in engine.step()) == "hel"
