@@ -17,8 +17,9 @@ from ecotone.protocol.connector import ECSchedulerContext, Participant
 from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from ecotone.protocol.step import SchedulerOutput
 from ecotone.testing.exchange import DelayedExchange
+from ecotone.testing.sim.links import SimLink, link_opener
 from ecotone.testing.sim.model import SPEC, Library
-from ecotone.testing.sim.node import DirectExchange, SimLink, SimNode, embedded_watch, link_opener
+from ecotone.testing.sim.node import DirectExchange, SimNode, embedded_watch
 from ecotone.testing.sim.plan import EnginePlan, Plan
 from ecotone.testing.sim.process import RankProcess
 from ecotone.testing.sim.rank import Bystander, report_only

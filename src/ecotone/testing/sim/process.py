@@ -12,9 +12,10 @@ from ecotone.node.region import Region
 from ecotone.node.server.messages import Hello
 from ecotone.protocol.connector import ECWorkerContext
 from ecotone.testing.sim.copies import SimCopyEngine
+from ecotone.testing.sim.links import SimWorkerNode
 from ecotone.testing.sim.memory import Memory, SimRegion
 from ecotone.testing.sim.model import SPEC, Library
-from ecotone.testing.sim.node import SimNode, SimWorkerNode
+from ecotone.testing.sim.node import SimNode
 from ecotone.testing.sim.plan import EnginePlan, Plan
 from ecotone.testing.sim.rank import SimRank
 from ecotone.testing.sim.world import World
