@@ -1,7 +1,8 @@
 """A rank's process: ``python -m ecotone.executor.rank_main CONTROL_FD WAKEUP_FD``.
 
 It lives as long as the other end of the control socket. When that closes it gives up what it holds and ends, also
-in the middle of a step: a thread that only waits for the hang-up ends it by force if it does not end by itself.
+in the middle of a step, or of its own start: a thread that only waits for the hang-up ends it by force if it does
+not end by itself.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from importlib import import_module
 
-from ecotone.executor.channel import Channel, packed
-from ecotone.executor.messages import ServedRank
+from ecotone.executor.channel import Channel
 
 # What is left of a step, and closing, may take this long once nobody listens any more.
 LAST_WORDS_S = 5.0
@@ -27,31 +27,14 @@ def main(control_fd: int, wakeup_fd: int) -> None:
     connection = socket.socket(fileno=control_fd)
     ended = threading.Event()
     threading.Thread(target=_end_with, args=(connection, ended), name="ecotone-lifeline", daemon=True).start()
-    rank = ServedRank(lambda: _signal(wakeup_fd))
+    # Imported only now: torch comes with it, and takes seconds (minutes where many ranks start at once) in which
+    # the executor may be gone already.
+    rank_serve = import_module("ecotone.executor.rank_serve")
     try:
-        _serve(Channel(connection), rank)
+        rank_serve.serve(Channel(connection), wakeup_fd)
     finally:
-        rank.close()
         ended.set()
         connection.close()
-
-
-def _serve(channel: Channel, rank: ServedRank) -> None:
-    while (message := channel.receive()) is not None:
-        reply = rank.answer(message)
-        message = None  # large ones are memory of the sender's
-        if reply is not None:
-            try:
-                with packed(reply) as packet:
-                    channel.send(packet)
-            except ConnectionError:
-                return
-
-
-def _signal(wakeup_fd: int) -> None:
-    # One counter for all ranks and for any number of signals: it cannot fill up, and whoever signals never waits.
-    with suppress(BlockingIOError):
-        os.eventfd_write(wakeup_fd, 1)
 
 
 def _end_with(connection: socket.socket, ended: threading.Event) -> None:

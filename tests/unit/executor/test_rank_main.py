@@ -13,6 +13,7 @@ from ecotone.executor import rank_main
 from ecotone.executor.channel import channel_pair, packed
 from ecotone.executor.messages import Call, Reply, Start, Started, encode_config
 from ecotone.executor.methods import decode_result
+from ecotone.executor.process import RankProcess, rank_environment
 from ecotone.protocol.wire import decode, encode
 from ecotone.testing.executors import TINY_RANK
 from ecotone.worker.ranks import RankSpec
@@ -108,3 +109,20 @@ def test_what_is_no_message_ends_it(serve):
     with pytest.raises(DecodeError):
         rank_main.main(other.detach(), serve.wakeup_fd)
     own.close()
+
+
+def test_a_rank_that_is_still_starting_ends_with_its_executor(tmp_path):
+    # A torch that never finishes its import stands for a machine on which that takes minutes.
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    environment = rank_environment(1)
+    wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK)
+    rank = RankProcess(
+        wakeup_fd, {**environment, "PYTHONPATH": f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"}
+    )
+    try:
+        rank.close()
+        assert rank.wait(60)
+        assert "was killed by SIGKILL" in rank.cause_of_end()
+    finally:
+        rank.kill()
+        os.close(wakeup_fd)
