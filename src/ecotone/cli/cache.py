@@ -14,12 +14,18 @@ from rich.table import Table
 from ecotone.cli import cache_folder
 from ecotone.cli.console import out
 from ecotone.config import parse_bytes
-from ecotone.errors import ConfigError, IntegrityError
+from ecotone.errors import ConfigError, IntegrityError, ResourceError
 from ecotone.node.keys import namespace_of
 from ecotone.node.server.messages import Description, EntryReport, Outcome
 from ecotone.node.server.tool import NodeTool
 
 cache = typer.Typer(no_args_is_help=True, help="Look into a node, or a disk directory, and take things out of it.")
+
+_PLURALS = {"entry": "entries", "file": "files"}
+_DISK_IS_LATE = (
+    "forgotten in memory, but the disk does not know it yet: it is slow, or it fails ('stat' shows disk_failing). "
+    "The node tells it as soon as it works; if the node ends before that, what is on the disk comes back"
+)
 
 Where = Annotated[Path, typer.Argument(metavar="WHERE", help="Socket of a running node, or a directory.")]
 Tenant = Annotated[str, typer.Option(help="Whose entries; by default those of engines that name no tenant.")]
@@ -50,7 +56,8 @@ def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
 
 @cache.command("ls")
 def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Every entry: key, shape, bytes, state, hits, pins, age in seconds."""
+    """Every entry in a node's memory: key, shape, bytes, state, hits, pins, age in seconds; or every file in a
+    directory: key, bytes, age."""
     if where.is_dir():
         files = cache_folder.entries_of(where, namespace)
         if as_json:
@@ -92,7 +99,8 @@ def evict(
     tenant: Tenant = "",
     as_json: AsJson = False,
 ) -> None:
-    """Evict entries that nobody uses until there is room, or take one entry out."""
+    """Evict entries that nobody uses until there is room, or take one entry out. What a node evicts from memory
+    stays on its disk; an entry that is taken out does not."""
     if (free is None) == (key is None):
         raise ConfigError("say either --free SIZE or --key KEY")
     if where.is_dir():
@@ -105,13 +113,17 @@ def evict(
 
 @cache.command()
 def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
-    """Forget everything, or one namespace. Engines go on, and encode again."""
+    """Forget everything, or one namespace, in memory and on the disk. Engines go on, and encode again."""
     if where.is_dir():
         outcome = cache_folder.clear(where, namespace)
     else:
         with NodeTool(where, tenant) as node:
             outcome = node.clear(namespace)
+            if not outcome.problem and node.describe().tenants[tenant].get("disk_drops_pending"):
+                outcome = msgspec.structs.replace(outcome, problem=_DISK_IS_LATE)
     _print_outcome(outcome, "forgotten", as_json)
+    if outcome.problem:
+        raise ResourceError(outcome.problem)
 
 
 def _by_namespace(entries: list[EntryReport]) -> dict[str, dict[str, float]]:
@@ -162,7 +174,12 @@ def _print_outcome(outcome: Outcome, verb: str, as_json: bool) -> None:
     if as_json:
         _print_json(msgspec.to_builtins(outcome))
     elif not outcome.problem:
-        typer.echo(f"{outcome.entries} entries {verb}, {outcome.nbytes} bytes")
+        on_disk = f"; on disk {_count(outcome.files, 'file')}, {outcome.file_bytes} bytes" if outcome.files else ""
+        typer.echo(f"{_count(outcome.entries, 'entry')} {verb}, {outcome.nbytes} bytes{on_disk}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {_PLURALS[noun]}"
 
 
 def _print_json(value: Any) -> None:

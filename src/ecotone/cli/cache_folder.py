@@ -67,4 +67,4 @@ def _with(root: Path, act: Callable[[DiskFolder], T]) -> T:
 
 
 def _outcome(entries: list[StoredEntry], problem: str = "") -> Outcome:
-    return Outcome(len(entries), sum(entry.nbytes for entry in entries), problem)
+    return Outcome(len(entries), sum(entry.nbytes for entry in entries), problem=problem)

@@ -108,7 +108,7 @@ class Index:
         handlers = self._handlers
         return [handlers[type(op)](holder, op, now) for op in ops]
 
-    def report(self, client: str, ops: Sequence[Commit | Abort | Release | Forget], now: float) -> list[AnyAnswer]:
+    def report(self, client: str, ops: Sequence[AnyOp], now: float) -> list[AnyAnswer]:
         """As ``apply``, for what ``client``, which may have left, is known to have done."""
         holder = self.holders.get(client) or Holder(client)
         return [self._handlers[type(op)](holder, op, now) for op in ops]

@@ -61,10 +61,10 @@ def test_damage_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_taking_out(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "1 entries evicted" in run(capsys, "evict", str(root), "--key", KEYS[0])[1]
+    assert "1 entry evicted" in run(capsys, "evict", str(root), "--key", KEYS[0])[1]
     assert keys(capsys, root) == sorted(KEYS[1:])
-    assert "1 entries evicted" in run(capsys, "evict", str(root), "--free", "1KiB")[1]
-    assert "1 entries forgotten" in run(capsys, "clear", str(root), "--namespace", NS.digest)[1]
+    assert "1 entry evicted" in run(capsys, "evict", str(root), "--free", "1KiB")[1]
+    assert "1 entry forgotten" in run(capsys, "clear", str(root), "--namespace", NS.digest)[1]
     assert keys(capsys, root) == []
 
 

@@ -75,10 +75,10 @@ def test_ls_verify_evict_and_clear(path: Path) -> None:
     assert [line.split()[0] for line in invoke("ls", path).splitlines()] == sorted(KEYS)
     assert len(json.loads(invoke("ls", path, "--namespace", NAMESPACES[1], "--json"))) == 2
     assert invoke("verify", path) == "4 entries verified, 256 bytes\n"
-    assert invoke("evict", path, "--key", KEYS[0]) == "1 entries evicted, 64 bytes\n"
-    assert invoke("clear", path, "--namespace", NAMESPACES[0]) == "1 entries forgotten, 64 bytes\n"
+    assert invoke("evict", path, "--key", KEYS[0]) == "1 entry evicted, 64 bytes\n"
+    assert invoke("clear", path, "--namespace", NAMESPACES[0]) == "1 entry forgotten, 64 bytes\n"
     assert json.loads(invoke("evict", path, "--free", "4032", "--json"))["entries"] == 1
-    assert invoke("clear", path) == "1 entries forgotten, 64 bytes\n"
+    assert invoke("clear", path) == "1 entry forgotten, 64 bytes\n"
     assert invoke("ls", path) == ""
 
 

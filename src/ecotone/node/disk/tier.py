@@ -134,6 +134,10 @@ class DiskTier:
         """See ``OwnedTier``."""
         return self.ledger.is_settled or self.ledger.failing
 
+    def files(self) -> dict[str, int]:
+        """The bytes of every file that is known, by its entry's key."""
+        return {key: file.charge for key, file in self.ledger.files.items()}
+
     def statistics(self) -> dict[str, float]:
         """See ``OwnedTier``. Every name begins with ``disk_``."""
         return {

@@ -138,7 +138,8 @@ class Evict(Message, frozen=True, tag="evict", gc=False):
 
 
 class Clear(Message, frozen=True, tag="clear", gc=False):
-    """A tool wants a namespace forgotten, or everything. Answer: ``Outcome``."""
+    """A tool wants a namespace forgotten, or everything, in memory and on the disk behind it. Answer: ``Outcome``,
+    as late as that of a ``ForgetAll``."""
 
     namespace: str | None = None
 
@@ -220,10 +221,13 @@ class Listing(Message, frozen=True, tag="listing", gc=False):
 
 
 class Outcome(Message, frozen=True, tag="outcome", gc=False):
-    """What a tool's command did: ``problem`` is empty when all is well."""
+    """What a tool's command did: to so many entries in memory and their bytes, and to so many files on the disk
+    behind it and theirs. ``problem`` is empty when all is well."""
 
     entries: int = 0
     nbytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
     problem: str = ""
 
 

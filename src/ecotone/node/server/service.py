@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ecotone.errors import IntegrityError
 from ecotone.node.exchange import ForgetAll
-from ecotone.node.keys import NAMESPACE_HEX
 from ecotone.node.server.messages import (
     MAX_BATCH_OPS,
     VERSION,
@@ -29,7 +28,6 @@ from ecotone.node.server.messages import (
     NodeMessage,
     Outcome,
     Refusal,
-    ToolMessage,
     Verify,
     Welcome,
 )
@@ -106,7 +104,10 @@ class Service:
                 return None
             case "worker", Attach(writable=writable):
                 return self._attach(connection, hello, tenant, writable)
-            case "tool", Describe() | List() | Verify() | Evict() | Clear():
+            case "tool", Clear(namespace=namespace):
+                outcome = tenant.clear(namespace, now)
+                return Reply(outcome, tenant, barrier=tenant.tier.barrier() if tenant.tier is not None else None)
+            case "tool", Describe() | List() | Verify() | Evict():
                 return Reply(self._serve_tool(tenant, message, now))
         return Reply(Refusal(f"a {hello.part} may not send a {type(message).__name__}"))
 
@@ -169,7 +170,7 @@ class Service:
             return Reply(Refusal(f"the scheduler of engine {hello.engine_id!r} is not connected"))
         return Reply(Attached(tenant.region.descriptor), tenant, writable)
 
-    def _serve_tool(self, tenant: Tenant, message: ToolMessage, now: float) -> NodeMessage:
+    def _serve_tool(self, tenant: Tenant, message: Describe | List | Verify | Evict, now: float) -> NodeMessage:
         match message:
             case Describe():
                 return self._describe()
@@ -180,13 +181,10 @@ class Service:
                 return self._verify(tenant)
             case Evict(nbytes=nbytes, key=key):
                 if key is not None:
-                    return Outcome(*tenant.forget([key], now))
+                    return tenant.forget(key, now)
                 before = tenant.index.statistics()["evictions"]
                 evicted = tenant.index.evict(nbytes)
                 return Outcome(int(tenant.index.statistics()["evictions"] - before), evicted)
-            case Clear(namespace=namespace):
-                keys = [k for k in tenant.index.entries if namespace in (None, k[:NAMESPACE_HEX])]
-                return Outcome(*tenant.forget(keys, now))
 
     def _describe(self) -> Description:
         return Description(

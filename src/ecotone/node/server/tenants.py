@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from heapq import nsmallest
+
+import msgspec
 
 from ecotone.node.disk import DiskConfig, DiskTier, open_disk_tier
 from ecotone.node.embedded import ADOPT_TIMEOUT_S, FLUSH_TIMEOUT_S
@@ -22,10 +24,10 @@ from ecotone.node.exchange import (
     Release,
 )
 from ecotone.node.index import Index
-from ecotone.node.lifecycle import State
+from ecotone.node.keys import NAMESPACE_HEX
 from ecotone.node.region import Region
 from ecotone.node.server.engines import Engine, Settlement
-from ecotone.node.server.messages import EngineReport, EntryReport, Fact
+from ecotone.node.server.messages import EngineReport, EntryReport, Fact, Outcome
 from ecotone.node.tier import pump_until
 
 # Engines that are gone and still named in the statistics.
@@ -226,12 +228,31 @@ class Tenant:
             )
         return found, len(keys) > limit
 
-    def forget(self, keys: Iterable[str], now: float) -> tuple[int, int]:
-        """Forget entries; how many there were, and the bytes of those that nobody holds."""
-        ready = sum(self.index.bytes_by_state[s] for s in (State.READY, State.PINNED, State.WRITING))
-        answers = self.index.report("", [Forget(0, key) for key in keys], now)
-        left = sum(self.index.bytes_by_state[s] for s in (State.READY, State.PINNED, State.WRITING))
-        return sum(bool(getattr(a, "effect", False)) for a in answers), ready - left
+    def forget(self, key: str, now: float) -> Outcome:
+        """Forget one entry, in memory and on the disk."""
+        return self._forget([Forget(0, key)], now)
+
+    def clear(self, namespace: str | None, now: float) -> Outcome:
+        """Forget a namespace, or everything, in memory and on the disk."""
+        doomed = {namespace} if namespace is not None else {key[:NAMESPACE_HEX] for key in self.index.entries}
+        if namespace is None and self.tier is not None:
+            doomed |= {key[:NAMESPACE_HEX] for key in self.tier.files()}
+        outcome = self._forget([ForgetAll(0, name) for name in sorted(doomed)], now)
+        if namespace is None and self.tier is not None and not self.tier.ledger.gone_through:
+            return msgspec.structs.replace(outcome, problem="not every file on the disk is known yet: try again")
+        return outcome
+
+    def _forget(self, ops: Sequence[Forget | ForgetAll], now: float) -> Outcome:
+        before = self._stored()
+        self.index.report("", ops, now)
+        entries, nbytes, files, file_bytes = (was - left for was, left in zip(before, self._stored(), strict=True))
+        return Outcome(entries, nbytes, files, file_bytes)
+
+    def _stored(self) -> tuple[int, int, int, int]:
+        """Entries that can be found in memory, and their bytes; files, and theirs."""
+        entries = self.index.entries.values()
+        files = self.tier.files() if self.tier is not None else {}
+        return len(entries), sum(entry.nbytes for entry in entries), len(files), sum(files.values())
 
     def close(self) -> None:
         """Give the memory back; who maps it keeps it as long as that."""
