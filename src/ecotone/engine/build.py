@@ -27,6 +27,7 @@ from ecotone.protocol.connector import (
     ECSchedulerContext,
 )
 from ecotone.protocol.model import ModelInfo
+from ecotone.worker.parallel.division import check_folder_division
 
 ExecutorFactory = Callable[[EngineConfig, ECConnectorFactory | None, str], Executor]
 
@@ -64,6 +65,8 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
         ResourceError: the machine does not have what was asked for.
     """
     model = check_model_folder(config.model)
+    if config.world_size > 1:
+        check_folder_division(model, tensor=config.tensor_parallel_size, stages=config.pipeline_parallel_size)
     ec_factory = None if config.ec is None else create_factory(config.ec)
     inputs = InputProcessor(
         model,

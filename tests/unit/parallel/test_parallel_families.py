@@ -12,7 +12,9 @@ import transformers
 from family_cases import CasePrompt, media, prompt
 from threaded_ranks import ThreadedRanks
 
+from ecotone.engine.engine import Engine
 from ecotone.errors import ConfigError, UnsupportedModelError
+from ecotone.executor.base import Executor
 from ecotone.protocol.outputs import ModelRunnerOutput
 from ecotone.protocol.params import PoolingParams, SamplingParams
 from ecotone.testing.steps import OrderedRequest, Steps
@@ -20,9 +22,9 @@ from ecotone.testing.tiny_configs import architectures
 from ecotone.testing.tiny_models import make_tiny_model, tiny_families
 from ecotone.testing.tiny_processors import processors
 from ecotone.worker.models.loading import load_model
+from ecotone.worker.parallel.division import check_division, layers_of_stage
 from ecotone.worker.parallel.group import share_of
-from ecotone.worker.parallel.pipeline import cut_stage, layers_of_stage
-from ecotone.worker.parallel.tensor import shard, tensor_parallel_plan
+from ecotone.worker.parallel.tensor import tensor_parallel_plan
 
 # Sums over ranks are sums in another order: 4e-6 at most where this was written.
 ROUNDING = 5e-5
@@ -148,15 +150,26 @@ def test_shares_of_what_does_not_divide() -> None:
 
 
 def test_what_cannot_be_divided_is_refused(model: Any) -> None:
-    class Three:
-        rank, size = 0, 3
-
+    llava, qwen3_vl = model("llava").config, model("qwen3_vl").config
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=3 does not divide .* 4 attention heads"):
-        shard(model("llava"), Three())  # type: ignore[arg-type]
+        check_division(llava, tensor=3, stages=1)
     with pytest.raises(ConfigError, match="pipeline_parallel_size=4: the model has 3 layers"):
-        cut_stage(model("llava"), 4, 0)
+        check_division(llava, tensor=1, stages=4)
     with pytest.raises(ConfigError, match="first 2 layers, and all of these must be on the first stage"):
-        ThreadedRanks(model("qwen3_vl"), 1, 3)
+        check_division(qwen3_vl, tensor=1, stages=3)
+    check_division(llava, tensor=2, stages=3)
+
+
+def test_what_cannot_be_divided_is_refused_before_there_is_a_rank(tmp_path: Path) -> None:
+    make_tiny_model("llava", tmp_path)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=100 does not divide"):
+        Engine(tmp_path, tensor_parallel_size=100, executor_factory=no_executor)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=9: the model has 3 layers"):
+        Engine(tmp_path, pipeline_parallel_size=9, executor_factory=no_executor)
+
+
+def no_executor(*_: object) -> Executor:
+    raise AssertionError("an executor was made for what cannot be divided")
 
 
 def test_plans_are_of_the_language_model_alone(model: Any) -> None:

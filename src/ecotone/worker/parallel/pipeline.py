@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ecotone.errors import ConfigError, ContractError
+from ecotone.errors import ContractError
 from ecotone.protocol.wire import decode, encode
+from ecotone.worker.parallel.division import layers_of_stage
 
 
 class Stage(Protocol):
@@ -97,34 +98,10 @@ class DistributedStage:
         dist.send(hidden_states.contiguous(), self._behind)
 
 
-def layers_of_stage(num_layers: int, stages: int, stage: int) -> range:
-    """The layers of one stage, the first ones one more where they do not divide evenly.
-
-    Raises:
-        ConfigError: there are fewer layers than stages.
-    """
-    if num_layers < stages:
-        raise ConfigError(f"pipeline_parallel_size={stages}: the model has {num_layers} layers")
-    each, more = divmod(num_layers, stages)
-    first = stage * each + min(stage, more)
-    return range(first, first + each + (stage < more))
-
-
 def cut_stage(model: Any, stages: int, stage: int) -> None:
-    """Take from ``model`` what other stages have.
-
-    Raises:
-        ConfigError: too few layers for so many stages.
-    """
+    """Take from ``model`` what other stages have. ``check_division`` has accepted the number of stages."""
     decoder, core = model.get_decoder(), model.base_model
     layers = layers_of_stage(len(decoder.layers), stages, stage)
-    vision = getattr(model.config, "vision_config", None)
-    levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-    if levels > len(layers_of_stage(len(decoder.layers), stages, 0)):
-        raise ConfigError(
-            f"pipeline_parallel_size={stages}: the model adds encoder rows in its first {levels} layers, "
-            "and all of these must be on the first stage"
-        )
     decoder.layers = nn.ModuleList(decoder.layers[index] for index in layers)
     # Layers have their own numbers, but models look up their kinds by position in the list.
     kinds = getattr(decoder.config, "layer_types", None)

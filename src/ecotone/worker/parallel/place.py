@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ecotone.errors import ResourceError
 from ecotone.worker.model import Model
+from ecotone.worker.parallel.division import check_division
 from ecotone.worker.parallel.encoder import DividedEncoder, Encode, ReplicatedEncoder
 from ecotone.worker.parallel.group import DistributedGroup
 from ecotone.worker.parallel.pipeline import DistributedStage, Stage, cut_stage
@@ -46,6 +47,7 @@ class Place:
             UnsupportedModelError: there is no plan for it.
         """
         spec = self._spec
+        check_division(model.config, tensor=spec.tp_size, stages=spec.pp_size)
         if spec.pp_size > 1:
             cut_stage(model, spec.pp_size, spec.pp_rank)
         if spec.tp_size > 1:

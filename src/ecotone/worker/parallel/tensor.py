@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ecotone.errors import ConfigError, UnsupportedModelError
+from ecotone.errors import UnsupportedModelError
 from ecotone.worker.parallel.group import Group, share_of
 
 # model_type -> rules for its language model that transformers' own plan lacks.
@@ -55,18 +55,11 @@ def tensor_parallel_plan(model: Any) -> dict[str, str]:
 
 def shard(model: Any, group: Group) -> None:
     """Keep this rank's share of the language model's weights, and make its modules sum up with the others.
+    ``check_division`` has accepted the number of ranks.
 
     Raises:
-        ConfigError: the heads cannot be divided evenly.
         UnsupportedModelError: see ``tensor_parallel_plan``.
     """
-    config = model.config.get_text_config()
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % group.size or kv_heads % group.size:
-        raise ConfigError(
-            f"tensor_parallel_size={group.size} does not divide the model's {heads} attention heads and {kv_heads}"
-            " key heads evenly"
-        )
     plan = tensor_parallel_plan(model)
     cutter = _Cutter(group)
     for name, module in list(model.named_modules()):
