@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 from executor_kinds import EXECUTORS, Kind, tiny_config
@@ -422,6 +423,28 @@ def test_steps_may_be_ordered_ahead(make):
     finished = [answer.result().kv_connector_output.finished_sending for answer in answers]
     assert finished == [each.finished_req_ids for each in order]
     assert all(answer.done() for answer in answers)
+
+
+def test_whole_steps_may_be_submitted_ahead(make):
+    """Who submits cannot know which of them go on in ``sample_tokens``: not the second, and not the third."""
+    engine = make()
+    good, bad = request_for(), broken_request()
+    orders = [
+        SchedulerOutput(step=1, new_requests=(good.data,), scheduled=(good.order(encode=(0,)),)),
+        SchedulerOutput(step=2, new_requests=(bad.data,), scheduled=(bad.order(encode=(0,)),)),
+        SchedulerOutput(step=3, finished_req_ids={"a"}),
+    ]
+    orders = [msgspec.structs.replace(each, ec_connector_metadata=RecordingMetadata()) for each in orders]
+    first, second, third = [engine.executor.submit_step(each) for each in orders]
+    output = first.result()
+    assert (output.req_ids, len(output.sampled_token_ids[0])) == (("a",), 1)
+    reported = output.ec_connector_output.ec_connector_worker_meta
+    expected = [*BIND, SAVE, "wait_for_loads", "get_finished", "build_connector_worker_meta"]
+    assert [reported.hooks(rank) for rank in engine.ranks] == [expected] * len(engine.ranks)
+    assert second.result().request_errors == {"broken": "item 0: its pixels are not finite"}
+    output = third.result()
+    engine.assert_delivered(output, [*BIND, "wait_for_loads", "get_finished:a", "build_connector_worker_meta"])
+    assert output.kv_connector_output.finished_sending == {"a"}
 
 
 def test_large_orders_and_large_answers(make):
