@@ -44,20 +44,23 @@ _MEMORY = 2**28
 
 def run(quick: bool) -> dict[str, Any]:
     """Rows of hits by size, and of lookups per second by clients and batch."""
-    with tempfile.TemporaryDirectory() as folder, _node(Path(folder) / "node.sock") as path:
+    with tempfile.TemporaryDirectory() as folder, running_node(Path(folder) / "node.sock", _MEMORY) as path:
         return {**_hits(path, 40 if quick else 200), **_lookups(path, 0.5 if quick else 2.0)}
 
 
 @contextmanager
-def _node(path: Path) -> Iterator[Path]:
-    command = [sys.executable, "-m", "ecotone", "node", "--socket", str(path), "--memory", str(_MEMORY)]
+def running_node(path: Path, memory: int) -> Iterator[Path]:
+    """A node in a process of its own that serves at ``path``."""
+    command = [sys.executable, "-m", "ecotone", "node", "--socket", str(path), "--memory", str(memory)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while not path.exists():
             if process.poll() is not None:
                 raise RuntimeError("the node did not start")
             time.sleep(0.01)
-        yield path
-        process.terminate()
+        try:
+            yield path
+        finally:
+            process.terminate()
 
 
 def _key(name: str) -> str:
