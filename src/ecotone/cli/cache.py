@@ -27,7 +27,9 @@ _DISK_IS_LATE = (
     "The node tells it as soon as it works; if the node ends before that, what is on the disk comes back"
 )
 
-Where = Annotated[Path, typer.Argument(metavar="WHERE", help="Socket of a running node, or a directory.")]
+Where = Annotated[
+    Path, typer.Argument(metavar="WHERE", help="Socket of a running node, or a disk directory that no node uses.")
+]
 Tenant = Annotated[str, typer.Option(help="Whose entries; by default those of engines that name no tenant.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[
@@ -39,7 +41,7 @@ Namespace = Annotated[
 def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
     """Sizes, hits and pins: of the node, its tenants and engines, and of each namespace."""
     if where.is_dir():
-        stored = cache_folder.by_namespace(cache_folder.entries_of(where, None))
+        stored = cache_folder.by_namespace(cache_folder.entries_of(cache_folder.find(where, tenant), None))
         if as_json:
             _print_json({"namespaces": stored})
         else:
@@ -48,7 +50,7 @@ def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
     with NodeTool(where, tenant) as node:
         description, namespaces = node.describe(), _by_namespace(list(node.entries()))
     if as_json:
-        _print_json({**msgspec.to_builtins(description), "namespaces": namespaces})
+        _print_json({**_plain(description), "namespaces": namespaces})
         return
     for table in (*_tables(description), _table("namespace", namespaces)):
         out.print(table)
@@ -59,7 +61,7 @@ def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None,
     """Every entry in a node's memory: key, shape, bytes, state, hits, pins, age in seconds; or every file in a
     directory: key, bytes, age."""
     if where.is_dir():
-        files = cache_folder.entries_of(where, namespace)
+        files = cache_folder.entries_of(cache_folder.find(where, tenant), namespace)
         if as_json:
             _print_json([msgspec.to_builtins(file) for file in files])
             return
@@ -82,7 +84,7 @@ def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
     """Check that the books of everything the node owns add up, or that every file in a directory has the bytes of
     its digest; exit code 1 if not."""
     if where.is_dir():
-        outcome = cache_folder.verify(where)
+        outcome = cache_folder.verify(cache_folder.find(where, tenant))
     else:
         with NodeTool(where, tenant) as node:
             outcome = node.verify()
@@ -94,7 +96,12 @@ def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
 @cache.command()
 def evict(
     where: Where,
-    free: Annotated[str | None, typer.Option(help="Evict until so much is free, e.g. 512MiB.")] = None,
+    free: Annotated[
+        str | None,
+        typer.Option(
+            help="A node: evict until so much memory is free, e.g. 512MiB. A directory: give back so much."
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Take this one entry out.")] = None,
     tenant: Tenant = "",
     as_json: AsJson = False,
@@ -104,18 +111,22 @@ def evict(
     if (free is None) == (key is None):
         raise ConfigError("say either --free SIZE or --key KEY")
     if where.is_dir():
-        outcome = cache_folder.evict(where, free, key)
+        outcome = cache_folder.evict(cache_folder.find(where, tenant), free, key)
     else:
         with NodeTool(where, tenant) as node:
-            outcome = node.evict(parse_bytes(free, "free")) if free is not None else node.evict(key=key)
+            outcome = node.evict(key=key) if free is None else _free(node, tenant, parse_bytes(free, "free"))
     _print_outcome(outcome, "evicted", as_json)
+    if key is not None and not (outcome.entries or outcome.files):
+        raise ConfigError(f"there is no entry {key}")
+    if outcome.problem:
+        raise ResourceError(outcome.problem)
 
 
 @cache.command()
 def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Forget everything, or one namespace, in memory and on the disk. Engines go on, and encode again."""
     if where.is_dir():
-        outcome = cache_folder.clear(where, namespace)
+        outcome = cache_folder.clear(cache_folder.find(where, tenant), namespace)
     else:
         with NodeTool(where, tenant) as node:
             outcome = node.clear(namespace)
@@ -124,6 +135,14 @@ def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_jso
     _print_outcome(outcome, "forgotten", as_json)
     if outcome.problem:
         raise ResourceError(outcome.problem)
+
+
+def _free(node: NodeTool, tenant: str, nbytes: int) -> Outcome:
+    outcome, figures = node.evict(nbytes), node.describe().tenants[tenant]
+    if figures["bytes_free"] >= nbytes:
+        return outcome
+    free, total = int(figures["bytes_free"]), int(figures["bytes_total"])
+    return msgspec.structs.replace(outcome, problem=f"{free} of {total} bytes are free, and no more can be now")
 
 
 def _by_namespace(entries: list[EntryReport]) -> dict[str, dict[str, float]]:
@@ -172,14 +191,29 @@ def _figure(value: float | str) -> str:
 
 def _print_outcome(outcome: Outcome, verb: str, as_json: bool) -> None:
     if as_json:
-        _print_json(msgspec.to_builtins(outcome))
-    elif not outcome.problem:
+        _print_json(_plain(outcome))
+    elif not outcome.problem or outcome.entries:
         on_disk = f"; on disk {_count(outcome.files, 'file')}, {outcome.file_bytes} bytes" if outcome.files else ""
         typer.echo(f"{_count(outcome.entries, 'entry')} {verb}, {outcome.nbytes} bytes{on_disk}")
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {_PLURALS[noun]}"
+
+
+def _plain(message: Description | Outcome) -> dict[str, Any]:
+    """Its fields, without what only the wire needs, and with counts as whole numbers."""
+    fields = msgspec.to_builtins(message)
+    del fields["msg"]
+    return {name: _counts(value) for name, value in fields.items()}
+
+
+def _counts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _counts(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_counts(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _print_json(value: Any) -> None:

@@ -1,4 +1,7 @@
-"""``ecotone cache`` on the directory of a disk cache that no node uses."""
+"""``ecotone cache`` on the directory of a disk cache that no node uses.
+
+Everything here raises ``ConfigError`` where it is none, or a node uses it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,26 @@ from pathlib import Path
 from typing import TypeVar
 
 from ecotone.config import parse_bytes
-from ecotone.errors import ResourceError
-from ecotone.node.disk.folder import DiskFolder, StoredEntry, open_folder
-from ecotone.node.keys import namespace_of
+from ecotone.errors import ConfigError, ResourceError
+from ecotone.node.disk.folder import DiskFolder, StoredEntry, open_folder, tenant_folder
+from ecotone.node.keys import check_key, namespace_of
 from ecotone.node.server.messages import Outcome
 
 T = TypeVar("T")
 
 
+def find(root: Path, tenant: str) -> Path:
+    """The folder that is meant: in a shared node's directory, the tenant's."""
+    folder = tenant_folder(root, tenant)
+    if (folder / "entries").is_dir():
+        return folder
+    if tenant:
+        raise ConfigError(f"tenant {tenant!r} has no folder in {str(root)!r}")
+    return root
+
+
 def entries_of(root: Path, namespace: str | None) -> list[StoredEntry]:
-    """What is in the directory. Raises ``ConfigError`` (no such directory, or in use)."""
+    """What is in the directory."""
     return _with(root, lambda folder: folder.entries(namespace))
 
 
@@ -33,28 +46,27 @@ def by_namespace(entries: Iterable[StoredEntry]) -> dict[str, dict[str, float]]:
 
 
 def verify(root: Path) -> Outcome:
-    """Read everything and compare it with its digest. Raises ``ConfigError``."""
+    """Read everything and compare it with its digest."""
     checked = _with(root, lambda folder: list(folder.verify()))
     bad = [f"{entry.key}: {entry.problem}" for entry in checked if entry.problem]
     return _outcome(checked, "; ".join(bad))
 
 
 def evict(root: Path, free: str | None, key: str | None) -> Outcome:
-    """Delete one entry, or the oldest until ``free`` bytes were given back. Raises ``ConfigError``."""
+    """Delete one entry, or the oldest until ``free`` bytes were given back."""
 
     def act(folder: DiskFolder) -> list[StoredEntry]:
-        entries = folder.entries()
-        if key is not None:
-            gone = [entry for entry in entries if entry.key == key]
-            folder.remove([entry.key for entry in gone])
-            return gone
-        return folder.give_back(parse_bytes(free or 0, "free"))
+        if key is None:
+            return folder.give_back(parse_bytes(free or 0, "free"))
+        gone = [entry for entry in folder.entries() if entry.key == check_key(key)]
+        folder.remove([entry.key for entry in gone])
+        return gone
 
     return _outcome(_with(root, act))
 
 
 def clear(root: Path, namespace: str | None) -> Outcome:
-    """Delete a namespace, or everything. Raises ``ConfigError``."""
+    """Delete a namespace, or everything."""
     return _outcome(_with(root, lambda folder: folder.clear(namespace)))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ecotone.cli import main
 from ecotone.node import Layout, Namespace
+from ecotone.node.disk.folder import tenant_folder
 from ecotone.node.disk.jobs import Write
 from ecotone.node.disk.store import DiskStore
 
@@ -66,6 +67,36 @@ def test_taking_out(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 entry evicted" in run(capsys, "evict", str(root), "--free", "1KiB")[1]
     assert "1 entry forgotten" in run(capsys, "clear", str(root), "--namespace", NS.digest)[1]
     assert keys(capsys, root) == []
+
+
+def test_a_shared_nodes_directory_has_a_folder_for_each_tenant(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    root.rename(tenant_folder(node, "blue"))
+    assert "3 entries verified" in run(capsys, "verify", str(node), "--tenant", "blue")[1]
+    assert "not the directory of a disk cache" in run(capsys, "ls", str(node))[1].replace("\n", "")
+    code, said = run(capsys, "ls", str(node), "--tenant", "red")
+    assert code != 0
+    assert "tenant 'red' has no folder in" in said
+
+
+def test_what_a_node_uses_is_asked_at_its_socket(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = DiskStore(root)
+    store.open()
+    code, said = run(capsys, "stat", str(root))
+    store.close()
+    assert code != 0
+    assert "what a running node has is asked at its socket" in said
+
+
+def test_an_entry_that_is_not_there(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "evict", str(root), "--key", NS.key("none"))
+    assert code != 0
+    assert f"there is no entry {NS.key('none')}" in said
+    assert "is not a cache key" in run(capsys, "evict", str(root), "--key", "none")[1]
+    assert keys(capsys, root) == sorted(KEYS)
 
 
 def test_what_is_no_such_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ecotone.cli.app import app
 from ecotone.cli.node import parse_tenants
 from ecotone.cli.node import run as run_node
-from ecotone.errors import ConfigError
+from ecotone.errors import ConfigError, EcotoneError
 from ecotone.node import Acquire, Commit, Layout, Ticket
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import Hello
@@ -86,6 +86,26 @@ def test_ls_verify_evict_and_clear(path: Path) -> None:
 def test_evict_wants_one_of_two(path: Path, arguments: tuple[str, ...]) -> None:
     result = RUNNER.invoke(app, ["cache", "evict", str(path), *arguments])
     assert isinstance(result.exception, ConfigError)
+
+
+def test_what_cannot_be_evicted_is_said(path: Path) -> None:
+    full = RUNNER.invoke(app, ["cache", "evict", str(path), "--free", "1MiB"])
+    assert full.stdout == "4 entries evicted, 256 bytes\n"
+    assert str(full.exception) == "4096 of 4096 bytes are free, and no more can be now"
+    none = RUNNER.invoke(app, ["cache", "evict", str(path), "--key", KEYS[0]])
+    assert str(none.exception) == f"there is no entry {KEYS[0]}"
+    for arguments in (["evict", "--key", "x"], ["ls", "--namespace", "x"], ["clear", "--tenant", "red"]):
+        result = RUNNER.invoke(app, ["cache", arguments[0], str(path), *arguments[1:]])
+        assert isinstance(result.exception, EcotoneError)
+
+
+def test_json_has_the_figures_and_nothing_of_the_wire(path: Path) -> None:
+    cleared = invoke("clear", path, "--json")
+    assert json.loads(cleared) == {"entries": 4, "nbytes": 256, "files": 0, "file_bytes": 0, "problem": ""}
+    assert "256.0" not in cleared
+    stat = invoke("stat", path, "--json")
+    assert set(json.loads(stat)) == {"version", "node", "tenants", "engines", "namespaces"}
+    assert '"bytes_total": 4096,' in stat
 
 
 def test_budgets_of_tenants() -> None:

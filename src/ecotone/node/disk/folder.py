@@ -90,6 +90,11 @@ class DiskFolder:
         return entries
 
 
+def tenant_folder(root: Path, tenant: str) -> Path:
+    """Where in a shared node's directory the files of a tenant are."""
+    return root / sha256(tenant.encode()).hexdigest()[:32]
+
+
 @contextmanager
 def open_folder(root: Path) -> Iterator[DiskFolder]:
     """The directory of a disk tier, locked meanwhile.
@@ -101,7 +106,10 @@ def open_folder(root: Path) -> Iterator[DiskFolder]:
     if not (root / "entries").is_dir():
         raise ConfigError(f"{str(root)!r} is not the directory of a disk cache: there is no 'entries' in it")
     store = DiskStore(root)
-    store.open()
+    try:
+        store.open()
+    except ConfigError as error:
+        raise ConfigError(f"{error}; what a running node has is asked at its socket") from None
     try:
         yield DiskFolder(store)
     finally:

@@ -8,12 +8,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
 from ecotone.errors import ConfigError
 from ecotone.node.disk import DiskConfig
+from ecotone.node.disk.folder import tenant_folder
 from ecotone.node.extents import ALIGNMENT
 from ecotone.node.region import Region
 from ecotone.node.server.listen import Place
@@ -90,7 +90,7 @@ class SharedNode:
 
     def _open_disk(self, disk: DiskConfig, memory: int, clock: Callable[[], float]) -> None:
         for name, tenant in self._tenants.items():
-            root = Path(disk.root) / sha256(name.encode()).hexdigest()[:32]
+            root = tenant_folder(Path(disk.root), name)
             share = disk.budget * tenant.region.descriptor.size // memory
             with suppress(OSError):  # the tier says what is wrong with it, and the node goes on without it
                 root.mkdir(parents=True, exist_ok=True)
