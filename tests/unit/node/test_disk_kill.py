@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from disk_bench import LAYOUT, NS, Bench, content
 
 KILLS = 60
@@ -16,55 +18,99 @@ _OTHER = NS.next_epoch("life")
 KEYS = [NS.key(f"item {i}") for i in range(24)] + [_OTHER.key(f"item {i}") for i in range(8)]
 BUDGET = 12 * 8192
 
-# Says on its standard output what it is about to do and, of a reset, that it was confirmed.
-_CHILD = """
-import random, sys
+# Forks one child per line on its standard input, so that modules are imported once, and kills it on the next one.
+# A child says in a file what it is about to do and, of a reset, that it was confirmed.
+_STABLE = """
+import os, random, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from disk_bench import NS, Bench
 from test_disk_kill import BUDGET, KEYS, _OTHER
-from ecotone.node import Ready
 
-draw = random.Random(sys.argv[3])
-bench = Bench(Path(sys.argv[2]), memory=8192, budget=BUDGET)
-version = 1000 * int(sys.argv[3])
-print("ready", flush=True)
-while True:
-    version += 1
-    key = draw.choice(KEYS)
-    if draw.random() < 0.02:
-        namespace = draw.choice([NS, _OTHER])
-        bench.reset(namespace)
-        print("reset", namespace.digest, version, flush=True)
-    elif draw.random() < 0.1:
-        bench.forget(key)
-    elif bench.load(key) is None:
-        print("store", key, version, flush=True)
-        bench.store(key, version=version)
+def live(root, said, seed):
+    def say(*words):
+        os.write(said, (" ".join(map(str, words)) + "\\n").encode())
+
+    draw = random.Random(seed)
+    bench = Bench(Path(root), memory=8192, budget=BUDGET)
+    version = 1000 * int(seed)
+    say("ready")
+    while True:
+        version += 1
+        key = draw.choice(KEYS)
+        if draw.random() < 0.02:
+            namespace = draw.choice([NS, _OTHER])
+            bench.reset(namespace)
+            say("reset", namespace.digest, version)
+        elif draw.random() < 0.1:
+            bench.forget(key)
+        elif bench.load(key) is None:
+            say("store", key, version)
+            bench.store(key, version=version)
+
+for line in sys.stdin:
+    root, log, seed = line.split()
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    pid = os.fork()
+    if not pid:
+        try:
+            live(root, said, seed)
+        finally:
+            os._exit(1)
+    os.close(said)
+    print("born", flush=True)
+    sys.stdin.readline()
+    os.kill(pid, signal.SIGKILL)
+    print(os.waitpid(pid, 0)[1], flush=True)
 """
 
 
-def _start(root: Path, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), str(root), str(seed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+class Stable:
+    """Has one child at a time."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _STABLE, str(Path(__file__).parent)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _order(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+    def live(self, root: Path, log: Path, seed: int, seconds: float) -> str:
+        """What a child said until it was killed, so many seconds after it had begun."""
+        assert self._order(f"{root} {log} {seed}") == "born\n"
+        deadline = time.monotonic() + 60
+        while not log.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(seconds)  # the moment of the kill; nothing is waited for
+        assert self._order("kill") == f"{signal.SIGKILL.value}\n"
+        return log.read_text()
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
-def test_sixty_kills(tmp_path: Path) -> None:
+@pytest.fixture
+def stable() -> Iterator[Stable]:
+    made = Stable()
+    yield made
+    made.close()
+
+
+def test_sixty_kills(tmp_path: Path, stable: Stable) -> None:
     draw = random.Random(7)
-    # Children start while others run: imports are most of their time.
     roots = [tmp_path / str(i) for i in range(4)]
     stored: dict[Path, dict[str, set[int]]] = {root: {key: set() for key in KEYS} for root in roots}
     served = 0
-    for first in range(0, KILLS, len(roots)):
-        children = [(root, _start(root, first + i + 1)) for i, root in enumerate(roots)]
-        for root, child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(draw.uniform(0, 0.05))  # the moment of the kill; nothing is waited for
-            child.send_signal(signal.SIGKILL)
-            said, _ = child.communicate()
-            _take_in(said, stored[root])
-            served += _check(root, stored[root])
+    for kill in range(KILLS):
+        root = roots[kill % len(roots)]
+        said = stable.live(root, tmp_path / f"said-{kill}", kill + 1, draw.uniform(0, 0.05))
+        _take_in(said, stored[root])
+        served += _check(root, stored[root])
     assert served > KILLS  # there was something to serve
 
 
@@ -78,7 +124,7 @@ def _take_in(said: str, stored: dict[str, set[int]]) -> None:
                     if key.startswith(namespace):
                         stored[key].clear()
             case other:
-                assert other == [] or not line.endswith("\n"), line
+                assert other in ([], ["ready"]) or not line.endswith("\n"), line
 
 
 def _check(root: Path, stored: dict[str, set[int]]) -> int:
