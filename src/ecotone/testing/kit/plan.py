@@ -10,7 +10,7 @@ import msgspec
 
 from ecotone.protocol.connector import ECRole
 
-ITEMS = {"a": 3, "b": 4, "c": 2, "d": 5, "large": 48, "broken": 2}
+ITEMS = {"a": 3, "b": 4, "c": 2, "d": 3, "large": 48, "broken": 2}
 """Item -> encoder rows. ``broken`` fails to encode; ``large`` is meant to have no room in a small store."""
 SMALL = ("a", "b", "c", "d")
 

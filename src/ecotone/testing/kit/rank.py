@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 import torch
 from torch import Tensor
@@ -28,28 +28,39 @@ class WatchedCache(RankEncoderCache):
     Attributes:
         failing: how many of the next loads come to nothing.
         loads: keys that the step under way loads.
-        loaded: the rows of every load that arrived since ``watch_loads`` was set.
     """
 
     def __init__(self, encoder: EncoderSpec, rank: int, ledger: Ledger, library: Library) -> None:
         super().__init__(encoder, torch.device("cpu"))
         self.failing = 0
         self.loads: Set[str] = frozenset()
-        self.loaded: dict[str, list[Tensor]] = {}
         self._rank = rank
         self._ledger = ledger
         self._library = library
         self._right: set[str] = set()
+        self._put: set[str] = set()
 
     def __setitem__(self, key: str, rows: Tensor) -> None:
         self._right.discard(key)
+        self._put.add(key)
         super().__setitem__(key, rows)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """See ``RankEncoderCache``."""
+        dropped = tuple(keys)
+        self._put.difference_update(dropped)
+        super().drop(dropped)
 
     def rows(self, key: str, num_rows: int) -> Tensor | None:
         """See ``RankEncoderCache``. What it hands out is right."""
         if self.failing and key in self.loads and key in self:
             self.failing -= 1
             self.drop((key,))
+        if key in self._put and key not in self:
+            raise ViolationError(
+                "cache-only-what-was-ordered",
+                f"{self._library.name(key)!r} vanished from the encoder cache of rank {self._rank}",
+            )
         rows = super().rows(key, num_rows)
         if rows is not None:
             self._check(key, rows)
@@ -125,6 +136,7 @@ class KitRank:
 
     def clear(self) -> None:
         """Drop every encoding."""
+        self.cache.drop(tuple(self.cache))
         self._runner.reset_encoder_cache()
 
     def _check_cache(self, before: set[str], loads: set[str], encodes: set[str]) -> None:

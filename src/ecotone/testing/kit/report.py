@@ -167,6 +167,8 @@ def _explained(rule: Rule, violation: Violation) -> Iterator[str]:
     if violation.events:
         yield "  after these events:"
         yield from (f"    {number}. {event}" for number, event in enumerate(violation.events, 1))
+    elif violation.setup:
+        yield "  without any event: an engine starts, rests and ends"
     if violation.log:
         yield "  step by step:"
         yield from (f"    {line}" for line in violation.log)
