@@ -21,7 +21,7 @@ from ecotone.node.server.tool import NodeTool
 from ecotone.node.server.worker import WorkerNode
 
 LAYOUT = Layout("uint8", (5000,))
-OTHER = "1" * 32
+OTHER, THIRD = "1" * 32, "2" * 32
 NAMES = ("a", "b", "c", "d")
 
 
@@ -216,9 +216,10 @@ def test_clearing_reaches_what_is_on_the_disk_alone_and_is_durable(
     for name in NAMES:
         client.store(name)
     client.store("x", OTHER)
-    wait_for(lambda: node.statistics()["disk_writes"] == 5)
+    client.store("x", THIRD)
+    wait_for(lambda: node.statistics()["disk_writes"] == 6)
     with NodeTool(node.path) as tool:
-        assert tool.evict(2**16).entries == 5
+        assert tool.evict(2**16).entries == 6
         one = tool.evict(key=key("a"))
         assert (one.entries, one.files) == (0, 1)
         only = tool.clear(NAMESPACE)
@@ -227,14 +228,10 @@ def test_clearing_reaches_what_is_on_the_disk_alone_and_is_durable(
         assert slow.done == [NAMESPACE]
         assert client.load("x", OTHER) == contents("x")
         both = tool.clear()
-        assert (both.entries, both.nbytes, both.files, both.problem) == (
-            1,
-            5056,
-            1,
-            "",
-        )  # memory is given in units of 64 bytes
-        assert slow.done == [NAMESPACE, OTHER]
-    assert client.load("x", OTHER) is None
+        # Memory is given in units of 64 bytes.
+        assert (both.entries, both.nbytes, both.files, both.problem) == (1, 5056, 2, "")
+        assert slow.done == [NAMESPACE, OTHER, THIRD]
+    assert [client.load("x", namespace) for namespace in (OTHER, THIRD)] == [None, None]
     assert [client.load(name) for name in NAMES] == [None] * 4
 
 
