@@ -21,7 +21,6 @@ BENCHMARKS = {
     "index": "the node's index: operations per second, with few entries and with many",
     "parallel": "a save shared by two ranks, and an encoder step divided between them, against one rank",
     "pipeline": "two pipeline stages with two steps in flight, against one",
-    "pipeline": "two pipeline stages with two steps in flight, against one",
 }
 
 
