@@ -1,4 +1,4 @@
-"""An EC connector in about a hundred lines: encodings as files in a directory, one for each rank.
+"""A whole EC connector, to start from: encodings as files in a directory, one for each rank.
 
 It passes the conformance kit; docs/conformance.md walks through it. Configure it as
 ``ECConfig(connector="file_connector:FileConnectorFactory", options={"directory": "/somewhere"})``.
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ecotone.config import parse_config
+from ecotone.errors import ContractError
 from ecotone.protocol import (
     CacheLookup,
     ECConnectorFactory,
@@ -129,7 +130,8 @@ class FileWorker(ECWorkerConnector):
 
     def bind_connector_metadata(self, metadata: ECConnectorMetadata) -> None:
         """The step's orders."""
-        assert isinstance(metadata, Orders)
+        if not isinstance(metadata, Orders):
+            raise ContractError(f"orders of type {type(metadata).__name__} are not this connector's")
         self._orders, self._saves = metadata, dict(metadata.saves)
 
     def clear_connector_metadata(self) -> None:
@@ -192,9 +194,12 @@ class FileConnectorFactory(ECConnectorFactory):
 
 
 def lose_files(directory: Path) -> None:
-    """What ``rm *`` does to a running engine."""
-    for file in directory.glob("*.safetensors"):
-        file.write_bytes(b"damaged") if "a" in file.stem[:1] else file.unlink()
+    """What befalls files: some are gone, some are damaged."""
+    for number, file in enumerate(sorted(directory.glob("*.safetensors"))):
+        if number % 2:
+            file.write_bytes(b"damaged")
+        else:
+            file.unlink()
 
 
 subject = Subject(
