@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -13,7 +14,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+# Digits enough for any machine; with thousands of them a number is infinite, or cannot be converted at all.
+_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(value: str | int, name: str = "size") -> int:
@@ -25,7 +27,7 @@ def parse_bytes(value: str | int, name: str = "size") -> int:
     match = _SIZE.fullmatch(str(value)) if not isinstance(value, bool) else None
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{name}={value!r} is not a size in bytes: write e.g. 4096, '512MB' or '2GiB'")
-    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    size = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if size <= 0:
         raise ConfigError(f"{name}={value!r} must be above 0 bytes")
     return size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ecotone.engine.detokenizer import IncrementalDetokenizer, Tokenizer
 from ecotone.engine.outputs import StreamDelta
@@ -148,9 +149,13 @@ class EngineCore:
         records = list(self._samples.get(request_id, ()))
         for record in records:
             self._forget(record)
-            self._scheduler.finish_request(record.request.req_id, RequestStatus.FINISHED_ABORTED)
-            record.finish("abort")
+            record.finish("abort")  # before a connector hears of it: whoever waits is answered, whatever it does
+        for record in records:
+            self._guarded(partial(self._end, record.request.req_id), False)
         return bool(records)
+
+    def _end(self, req_id: str) -> bool:
+        return self._scheduler.finish_request(req_id, RequestStatus.FINISHED_ABORTED)
 
     def fail(self, reason: str, cause: BaseException | None = None) -> None:
         """End every request in flight with an error, and take no more work."""

@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -260,6 +260,8 @@ class Engine:
         self, prompts: AnyPrompt | Sequence[AnyPrompt], params: AnyParams | Sequence[AnyParams]
     ) -> list[RequestOutput]:
         single = isinstance(prompts, (str, Prompt))
+        if isinstance(prompts, Mapping):  # its keys would be answered
+            raise RequestError(f"prompts must be a prompt or a sequence of them, not {type(prompts).__name__}")
         batch = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
         each = [params] * len(batch) if isinstance(params, (SamplingParams, PoolingParams)) else list(params)
         if len(each) != len(batch):

@@ -110,8 +110,8 @@ class InputProcessor:
             return self._max_audio_seconds
         return float(min(self._max_audio_seconds, window))
 
-    def process(self, prompt: Prompt | str) -> ProcessedPrompt:
-        """Token ids and items of ``prompt``.
+    def process(self, prompt: object) -> ProcessedPrompt:
+        """Token ids and items of ``prompt``, a ``Prompt`` or a string.
 
         Raises:
             RequestError: an empty or malformed prompt.
@@ -120,6 +120,8 @@ class InputProcessor:
         """
         if isinstance(prompt, str):
             prompt = Prompt(prompt)
+        if not isinstance(prompt, Prompt):
+            raise RequestError(f"a prompt is a string or a Prompt, not {type(prompt).__name__}")
         with self._lock:
             text, media = self._render(prompt)
             pieces, kinds = self._split(text, media)

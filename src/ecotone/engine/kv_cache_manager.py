@@ -14,17 +14,18 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the ids used last are warm in a cache
+        self._free: list[int] = []  # given back; a stack: the ids used last are warm in a cache
+        self._num_used = 0  # ids from here on were never given out: of a large store, only what is used is listed
         self._blocks: dict[str, list[int]] = {}
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks nobody owns."""
-        return len(self._free)
+        return self.num_blocks - self._num_used + len(self._free)
 
     def can_allocate(self, request: Request, num_tokens: int) -> bool:
         """Whether ``allocate`` would succeed now."""
-        return self._missing(request, num_tokens) <= len(self._free)
+        return self._missing(request, num_tokens) <= self.num_free_blocks
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Give ``request`` blocks for ``num_tokens`` more than it has computed: all that is missing, or nothing.
@@ -33,11 +34,11 @@ class KVCacheManager:
             Whether it has them now.
         """
         missing = self._missing(request, num_tokens)
-        if missing > len(self._free):
+        if missing > self.num_free_blocks:
             return False
         if missing > 0:
             blocks = self._blocks.setdefault(request.req_id, [])
-            blocks.extend(self._free.pop() for _ in range(missing))
+            blocks.extend(self._take() for _ in range(missing))
         return True
 
     def free(self, request: Request) -> None:
@@ -59,8 +60,17 @@ class KVCacheManager:
             IntegrityError: a block is lost or owned twice.
         """
         seen = sorted([*self._free, *(block for blocks in self._blocks.values() for block in blocks)])
-        if seen != list(range(self.num_blocks)):
-            raise IntegrityError(f"KV cache manager: {self.num_blocks} blocks, but free and owned are {seen}")
+        if seen != list(range(self._num_used)) or self._num_used > self.num_blocks:
+            raise IntegrityError(
+                f"KV cache manager: {self._num_used} of {self.num_blocks} blocks were used, but free and owned "
+                f"are {seen}"
+            )
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._num_used += 1
+        return self._num_used - 1
 
     def _missing(self, request: Request, num_tokens: int) -> int:
         needed = -(-(request.num_computed_tokens + num_tokens) // self.block_size)

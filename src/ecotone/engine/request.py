@@ -68,6 +68,7 @@ class Request:
             other step has the request, nor is it preempted.
         deferred: whether the last pass left it out because an encoding of it is not ready yet.
         load_failures: key -> how often a load of it failed for this request.
+        num_lost_encodings: how many steps encoded an item of it and did not hold it at their end.
         num_encoded_items, num_loaded_items, num_cached_items: how its encoder rows came to be there: encoded
             for it, loaded for it, or already held by the ranks. A repeated step counts again.
         arrival_time, first_token_time: seconds of the engine's clock; ``None`` before it happened.
@@ -98,6 +99,7 @@ class Request:
         self.in_flight = False
         self.deferred = False
         self.load_failures: dict[str, int] = {}
+        self.num_lost_encodings = 0
         self.num_encoded_items = 0
         self.num_loaded_items = 0
         self.num_cached_items = 0

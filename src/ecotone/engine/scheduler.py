@@ -35,6 +35,9 @@ from ecotone.protocol.outputs import ECConnectorOutput, ModelRunnerOutput
 from ecotone.protocol.params import SamplingParams
 from ecotone.protocol.step import ScheduledRequest, SchedulerOutput
 
+# A request fails when as many steps lost what they had encoded for it.
+MAX_LOST_ENCODINGS = 3
+
 
 class Scheduler:
     """Pure: it decides; the executor acts. One step is ``schedule``, the step itself, ``update_from_output``.
@@ -180,7 +183,7 @@ class Scheduler:
         self._apply_ec_output(ec, failed | doubtful)
         deltas = [self._fail(req_id, reason) for req_id, reason in errors.items()]
         for req_id in sorted(discarded):  # sorted: the order in which room is freed must not depend on hashes
-            self._roll_back(self._pool.requests[req_id], failed)
+            deltas += self._roll_back(self._pool.requests[req_id], ran[req_id], failed)
         for req_id, scheduled in kept.items():
             deltas += self._advance(self._pool.requests[req_id], scheduled, rows[req_id])
         return deltas
@@ -219,13 +222,24 @@ class Scheduler:
         self._finish(self._pool.requests[req_id], RequestStatus.FINISHED_ERROR, reason)
         return RequestDelta(req_id=req_id, finished=RequestStatus.FINISHED_ERROR, error=reason)
 
-    def _roll_back(self, request: Request, failed: Set[str]) -> None:
+    def _roll_back(self, request: Request, scheduled: ScheduledRequest, failed: Set[str]) -> list[RequestDelta]:
         """The step's result counts for nothing. Encoder references go too: what was taken ahead of its tokens
-        could otherwise keep the room that it, or another one like it, needs to go on."""
+        could otherwise keep the room that it, or another one like it, needs to go on.
+
+        What a step encodes and does not hold at its end was taken away by a connector: encoding it again and
+        again would never end."""
         self._encoder_cache.free(request)
         for key in failed & set(request.item_keys):
             request.load_failures[key] = request.load_failures.get(key, 0) + 1
         self._counters["rollbacks"] += 1
+        lost = [key for key in (scheduled.item_keys[index] for index in scheduled.encode) if key in failed]
+        request.num_lost_encodings += bool(lost)
+        if request.num_lost_encodings < MAX_LOST_ENCODINGS:
+            return []
+        reason = (
+            f"what its steps encoded was gone at their end, {MAX_LOST_ENCODINGS} times; the last was {lost[0]}"
+        )
+        return [self._fail(request.req_id, reason)]
 
     def _advance(self, request: Request, scheduled: ScheduledRequest, row: RowResult) -> list[RequestDelta]:
         request.num_computed_tokens += scheduled.num_tokens

@@ -245,6 +245,9 @@ def test_a_rank_whose_node_is_gone_reports_it(monkeypatch: pytest.MonkeyPatch, e
         ({"eviction": "random"}, "eviction='random' is not one of lru, cost"),
         ({"load": 3}, "load=3 is not one of auto, view, copy"),
         ({"memory": "much"}, "memory='much' is not a size"),
+        ({"memory": "9" * 400}, "is not a size"),
+        ({"memory": "1e30"}, "is not a size"),
+        ({"memory": -1}, "memory=-1 is not a size"),
         ({"memory": 0}, "memory=0 must be above 0"),
         ({"memory": True}, "memory"),
         ({"pending_timeout_s": -1.0}, "pending_timeout_s=-1.0 must be"),
@@ -259,6 +262,8 @@ def test_options_that_cannot_work_are_refused_by_name(options: dict[str, Any], m
 
 def test_sizes_are_read_as_they_are_written() -> None:
     assert parse_options({"memory": "2GiB"}).memory_bytes == 2 << 30
+    assert parse_options({"memory": "0.5 KiB"}).memory_bytes == 512
+    assert parse_options({"memory": 2**60 + 1}).memory_bytes == 2**60 + 1  # no float in between
     assert parse_options({}).memory_bytes == 1 << 30
 
 

@@ -27,7 +27,10 @@ def test_a_disk_has_a_place_a_size_and_a_policy() -> None:
         ({"disk": "/d", "disk_size": "much"}, "disk_size='much'"),
         ({"disk": "/d", "disk_size": 0}, "above 0"),
         ({"disk": "/d", "fsync": "always"}, "fsync='always' is not one of none, data"),
+        ({"disk": "/d", "disk_size": "9" * 400}, "is not a size"),
         ({"disk": 7}, "disk"),
+        ({"disk": ""}, "disk='' is not the path of a directory"),
+        ({"disk": "/d\0"}, "is not the path of a directory"),
         ({"node": "unix:/s", "disk": "/d"}, "disk='/d'.*ecotone node"),
     ],
 )

@@ -186,6 +186,17 @@ def test_one_bad_prompt_of_a_list_does_not_spoil_the_others(engine: Engine) -> N
     assert [type(outputs[i].error) for i in (1, 2, 4)] == kinds
 
 
+def test_what_is_no_prompt_does_not_spoil_the_others(engine: Engine) -> None:
+    outputs = engine.generate([":a", None, {"text": ":b"}, 7, ":c"])  # type: ignore[list-item]
+    assert [output.text for output in outputs] == ["a", "", "", "", "c"]
+    assert [type(output.error) for output in outputs[1:4]] == [RequestError] * 3
+
+
+def test_a_dictionary_is_not_a_sequence_of_prompts(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="sequence of them, not dict"):
+        engine.generate({"text": ":a"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("prompt", "kind"),
     [

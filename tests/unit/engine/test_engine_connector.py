@@ -155,3 +155,20 @@ def test_a_scheduler_half_that_fails_leaves_no_rank(folder: Path) -> None:
     with pytest.raises(ConfigError, match="refused by the scheduler half"):
         Engine(folder, executor_factory=executors, ec=ECConfig(connector=PENDING, options={"fail": 1}))
     assert executors.made[0].shutdowns == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_abort_that_the_connector_refuses_stops_the_engine_and_answers_who_waits(bench: Bench, n: int) -> None:
+    engine, _, connector = bench
+    stream = engine.stream(":abc", SamplingParams(max_tokens=100, n=n))
+    other = engine.add_request(":abc", SamplingParams(max_tokens=100))
+    connector.request_finished = raising(RuntimeError("no"))  # type: ignore[method-assign]
+    assert engine.abort(stream.request_id)
+    outputs = [delta.output for delta in stream if delta.output is not None]
+    assert [output.finish_reason for output in outputs] == ["abort"] * n
+    [delta] = engine.step()
+    assert delta.request_id == other
+    assert isinstance(delta.output and delta.output.error, RequestFailedError)
+    with pytest.raises(ShutDownError, match="RuntimeError: no"):
+        engine.generate(":x")
+    engine.check_integrity()

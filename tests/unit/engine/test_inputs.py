@@ -136,6 +136,8 @@ def test_placeholders_and_images_must_be_as_many(
         (Prompt(), "either text or messages"),
         (Prompt("a", messages=[{"role": "user", "content": "b"}]), "either text or messages"),
         (Prompt(7), "must be a string"),
+        (None, "a string or a Prompt, not NoneType"),
+        ({"text": "a"}, "a string or a Prompt, not dict"),
         (Prompt("\ud800"), "Unicode"),
         (Prompt("<image>", "a.png"), "sequence of images"),
         (Prompt("<image>", picture(0)), "sequence of images"),

@@ -45,12 +45,26 @@ def test_freeing_twice_changes_nothing():
     kv.check_integrity()
 
 
-def test_a_lost_block_is_found():
+def test_a_lost_block_is_found(monkeypatch):
     kv, a = KVCacheManager(num_blocks=3, block_size=2), make_request("a", 9)
     kv.allocate(a, 4)
-    kv.num_blocks = 4
-    with pytest.raises(IntegrityError, match="4 blocks"):
+    kv.num_blocks = 1
+    with pytest.raises(IntegrityError, match="2 of 1 blocks"):
         kv.check_integrity()
+    kv.num_blocks = 3
+    monkeypatch.setattr(kv, "_blocks", {})
+    with pytest.raises(IntegrityError, match="2 of 3 blocks were used, but free and owned are \\[\\]"):
+        kv.check_integrity()
+
+
+def test_a_store_costs_what_is_used_of_it():
+    kv, a = KVCacheManager(num_blocks=10**30, block_size=2), make_request("a", 9)
+    assert kv.allocate(a, 4)
+    assert kv.get_block_ids(a) == (0, 1)
+    assert kv.num_free_blocks == 10**30 - 2
+    kv.free(a)
+    assert kv.num_free_blocks == 10**30
+    kv.check_integrity()
 
 
 @given(

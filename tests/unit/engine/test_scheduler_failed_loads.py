@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from sim_engine import build, shares
 from sim_model import ask, keys_of
 
@@ -118,3 +119,20 @@ def test_a_load_that_fails_after_a_reset_undoes_the_step_by_the_keys_it_was_orde
     assert a.num_computed_tokens == 0
     engine.run()
     engine.check_texts(a)
+
+
+def test_an_encoding_that_a_connector_takes_away_again_and_again_ends_the_request_alone():
+    engine = build()
+    a, b = ask("a", "x", 1), ask("b", 2, 3)
+    engine.add(a, b)
+    lost = ModelRunnerOutput(ec_connector_output=ECConnectorOutput(failed_loads=frozenset({"0:x"})))
+    for _ in range(3):
+        assert not a.is_finished
+        order = engine.schedule()
+        assert [s.encode for s in order.scheduled if s.req_id == "a"] == [(0,)]
+        output = engine.execute(order)
+        deltas = engine.update(order, replace(output, ec_connector_output=lost.ec_connector_output))
+    assert [(d.req_id, d.finished) for d in deltas if d.finished][:1] == [("a", RequestStatus.FINISHED_ERROR)]
+    assert "0:x" in a.error
+    engine.run()
+    engine.check_texts(b)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from ecotone.errors import ConfigError
 from ecotone.node.disk.jobs import (
     AllFound,
     Dropped,
@@ -266,6 +267,11 @@ class DiskConfig(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     budget: int
     fsync: Fsync = "none"
+
+    def __post_init__(self) -> None:
+        # An empty path would be the working directory of whoever starts here.
+        if not self.root or "\0" in self.root:
+            raise ConfigError(f"disk={self.root!r} is not the path of a directory")
 
 
 def open_disk_tier(
