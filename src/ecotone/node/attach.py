@@ -174,9 +174,18 @@ def _listen(address: str, engine_id: str) -> socket.socket:
 
 def peer_uid(connection: socket.socket) -> int:
     """The user at the other end of a Unix socket, as the kernel knows it."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
+    return _credentials(connection)[1]
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The process that connected a Unix socket, as the kernel knows it."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", data)
+    return pid, uid, gid
 
 
 def _close_all(fds: list[int]) -> None:

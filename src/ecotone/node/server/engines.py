@@ -34,6 +34,8 @@ class Engine:
     Attributes:
         engine_id, tenant: as it said.
         scheduler: the number of its scheduler's connection, ``None`` when there is none.
+        left: whether its scheduler said that it orders nothing more.
+        lingering: names the outage, while a scheduler that did not leave is not connected and may live on.
         workers: connection -> rank, of those that are connected.
         attached: connections whose process maps the region.
         counters: what it did, by name.
@@ -43,6 +45,8 @@ class Engine:
         self.engine_id = engine_id
         self.tenant = tenant
         self.scheduler: int | None = None
+        self.left = False
+        self.lingering: object | None = None
         self.workers: dict[int, int] = {}
         self.attached: set[int] = set()
         self.counters: Counter[str] = Counter()
@@ -52,12 +56,19 @@ class Engine:
 
     @property
     def is_gone(self) -> bool:
-        """Whether none of its processes is connected."""
-        return self.scheduler is None and not self.workers
+        """Whether none of its processes is connected, or may come back."""
+        return self.scheduler is None and self.lingering is None and not self.workers
+
+    @property
+    def may_touch(self) -> bool:
+        """Whether some process of it may write or read what it was given: one that maps the region, or a rank that
+        has yet to map it for an order under way from a scheduler that lives."""
+        return bool(self.attached) or self.scheduler is not None or self.lingering is not None
 
     def scheduler_came(self, connection: int, ranks: Iterable[int]) -> None:
         """Its scheduler is connected; ``ranks`` take part in what it asks for."""
         self.scheduler = connection
+        self.lingering = None
         self._ranks = frozenset(ranks)
 
     def worker_came(self, connection: int, rank: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ecotone.errors import EcotoneError, WireError
-from ecotone.node.attach import peer_uid
+from ecotone.node.attach import peer_pid, peer_uid
 from ecotone.node.embedded import RESET_TIMEOUT_S
 from ecotone.node.server.messages import (
     PREAMBLE,
@@ -37,7 +37,7 @@ _HANGUP = select.EPOLLHUP | select.EPOLLERR
 class _Connection:
     """One client's socket, what arrived of its next message, and what it has not read yet."""
 
-    __slots__ = ("accepted", "held", "muted", "output", "output_bytes", "reader", "socket", "wants_write")
+    __slots__ = ("accepted", "held", "muted", "output", "output_bytes", "pidfd", "reader", "socket", "wants_write")
 
     def __init__(self, connection: socket.socket, accepted: float) -> None:
         self.socket = connection
@@ -45,6 +45,7 @@ class _Connection:
         self.reader = FrameReader()
         self.output: deque[tuple[bytes, int | None]] = deque()  # with the descriptor to pass
         self.output_bytes = 0
+        self.pidfd: int | None = None  # of a scheduler's process
         self.held: deque[tuple[float, Reply]] = deque()  # with the time until which it may wait
         self.muted = False
         self.wants_write = False
@@ -77,6 +78,7 @@ class Loop:
         self._connections: dict[int, _Connection] = {}
         self._ungreeted: OrderedDict[int, None] = OrderedDict()  # in the order they came
         self._waiting: set[int] = set()  # connections with answers that wait for a disk
+        self._lingering: dict[int, Callable[[], None]] = {}  # pidfd -> what to do when that process is gone
         self._listen_again: float | None = None
         self._stopped = False
         self._wake, self._woken = socket.socketpair()
@@ -120,6 +122,9 @@ class Loop:
             return
         if fd == self._woken.fileno():
             self._woken.recv(READ_BYTES)
+            return
+        if fd in self._lingering:
+            self._process_gone(fd)
             return
         connection = self._connections.get(fd)
         if connection is None:  # ended earlier in this round
@@ -213,6 +218,7 @@ class Loop:
         if fd in self._ungreeted:
             del self._ungreeted[fd]
             connection.output.append((PREAMBLE, None))
+            self._watch_scheduler(fd, connection)
         if reply.replaced is not None:
             self._end(reply.replaced)
         if connection.held or not reply.is_due:
@@ -303,7 +309,27 @@ class Loop:
         self._epoll.unregister(fd)
         _close_descriptors(connection)
         connection.socket.close()
-        self._service.gone(fd, self._clock())
+        when_process_gone = self._service.gone(fd, self._clock())
+        if connection.pidfd is None:
+            if when_process_gone is not None:
+                when_process_gone()
+        elif when_process_gone is None:
+            os.close(connection.pidfd)
+        else:
+            self._lingering[connection.pidfd] = when_process_gone
+            self._epoll.register(connection.pidfd, _READ)
+
+    def _watch_scheduler(self, fd: int, connection: _Connection) -> None:
+        """A scheduler whose connection breaks may live on: its process is what tells. One that is gone already
+        has no ``pidfd``."""
+        if self._service.is_scheduler(fd):
+            with suppress(ProcessLookupError):
+                connection.pidfd = os.pidfd_open(peer_pid(connection.socket))
+
+    def _process_gone(self, pidfd: int) -> None:
+        self._epoll.unregister(pidfd)
+        os.close(pidfd)
+        self._lingering.pop(pidfd)()
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._listen_again is None else [self._listen_again]
@@ -330,6 +356,9 @@ class Loop:
         """Hang up on every client. Idempotent; not while ``run`` runs."""
         for fd in list(self._connections):
             self._end(fd)
+        for pidfd in self._lingering:
+            os.close(pidfd)
+        self._lingering.clear()
         self._epoll.close()
         self._wake.close()
         self._woken.close()

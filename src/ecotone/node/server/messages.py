@@ -71,6 +71,11 @@ class Keep(Message, frozen=True, tag="keep", gc=False):
     ids: frozenset[int]
 
 
+class Leave(Message, frozen=True, tag="leave", gc=False):
+    """A scheduler ends its part for good: it will order nothing more. No answer. A connection that ends without it
+    may have broken under a scheduler that lives on."""
+
+
 class Batch(Message, frozen=True, tag="batch", gc=False):
     """A step's operations, in order. Answer: ``Answers``, in the same order."""
 
@@ -149,7 +154,7 @@ class Clear(Message, frozen=True, tag="clear", gc=False):
 
 
 ToolMessage = Describe | List | Verify | Evict | Clear
-ClientMessage = Hello | Keep | Batch | Attach | Facts | Describe | List | Verify | Evict | Clear
+ClientMessage = Hello | Keep | Leave | Batch | Attach | Facts | Describe | List | Verify | Evict | Clear
 
 
 # From the node.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ecotone.errors import IntegrityError
@@ -23,6 +23,7 @@ from ecotone.node.server.messages import (
     Facts,
     Hello,
     Keep,
+    Leave,
     List,
     Listing,
     NodeMessage,
@@ -99,6 +100,9 @@ class Service:
             case "scheduler", Keep(ids=ids):
                 tenant.keep(hello.engine_id, ids)
                 return None
+            case "scheduler", Leave():
+                tenant.scheduler_left(hello.engine_id)
+                return None
             case "worker", Facts(facts=facts):
                 tenant.hear(hello.engine_id, facts, now)
                 return None
@@ -111,18 +115,27 @@ class Service:
                 return Reply(self._serve_tool(tenant, message, now))
         return Reply(Refusal(f"a {hello.part} may not send a {type(message).__name__}"))
 
-    def gone(self, connection: int, now: float) -> None:
-        """The process at its other end let go of it, or is gone."""
+    def is_scheduler(self, connection: int) -> bool:
+        """Whether an engine's scheduler is at its other end."""
+        hello = self._sessions.get(connection)
+        return hello is not None and hello.part == "scheduler"
+
+    def gone(self, connection: int, now: float) -> Callable[[], None] | None:
+        """The process at its other end let go of it, or is gone.
+
+        The result, if any, is to be called once that process is gone: until then the node keeps what it was given.
+        """
         hello = self._sessions.pop(connection, None)
         if hello is None or hello.part == "tool":
-            return
+            return None
         tenant = self._tenants[hello.tenant]
         if hello.part == "worker":
             tenant.worker_went(hello.engine_id, connection, now)
         elif connection in self._replaced:
             self._replaced.discard(connection)
         else:
-            tenant.scheduler_went(hello.engine_id, connection)
+            return tenant.scheduler_went(hello.engine_id, connection)
+        return None
 
     def pump(self, now: float) -> None:
         """Let what the disks did into the books, and order what is next."""

@@ -115,14 +115,35 @@ class Tenant:
         engine.scheduler_came(connection, ranks)
         return replaced
 
-    def scheduler_went(self, engine_id: str, connection: int) -> None:
-        """An engine's scheduler is gone. What its workers may still touch is kept until they are, too."""
+    def scheduler_left(self, engine_id: str) -> None:
+        """An engine's scheduler orders nothing more; its connection ends next."""
+        self.engines[engine_id].left = True
+
+    def scheduler_went(self, engine_id: str, connection: int) -> Callable[[], None] | None:
+        """An engine's scheduler is not connected any more. What its workers may still touch is kept until they are
+        gone, too.
+
+        Unless it left, it may be alive behind a broken connection, with orders under way to ranks that have not
+        mapped the region yet: then all it was given is kept, and the result is to be called once its process is
+        gone.
+        """
         engine = self.engines[engine_id]
         if engine.scheduler != connection:
-            return
+            return None
         engine.scheduler = None
-        self.index.close_client(engine_id, may_still_touch=bool(engine.attached))
-        self._end_if_gone(engine)
+        if engine.left:
+            self.index.close_client(engine_id, may_still_touch=engine.may_touch)
+            self._end_if_gone(engine)
+            return None
+        outage = engine.lingering = object()
+        self.index.close_client(engine_id, may_still_touch=True)
+
+        def process_gone() -> None:
+            if engine.lingering is outage:  # it did not come back
+                engine.lingering = None
+                self._end_if_gone(engine)
+
+        return process_gone
 
     def worker_came(self, engine_id: str, connection: int, rank: int) -> bool:
         """A worker is connected; False where its engine's scheduler is not: what it was ordered to do may be void,
@@ -148,7 +169,7 @@ class Tenant:
         self._end_if_gone(engine)
 
     def _end_if_gone(self, engine: Engine) -> None:
-        if not engine.attached:
+        if not engine.may_touch:
             self.index.client_gone(engine.engine_id)
         if engine.is_gone:
             del self.engines[engine.engine_id]
@@ -202,7 +223,7 @@ class Tenant:
         return EngineReport(
             engine_id=engine.engine_id,
             tenant=self.name,
-            connected=not engine.is_gone,
+            connected=engine.scheduler is not None or bool(engine.workers),
             workers=tuple(sorted(engine.workers.values())),
             counters={**Counter(engine.counters), "transfers": len(transfers), "pins": len(pins)},
         )

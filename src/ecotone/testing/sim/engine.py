@@ -72,6 +72,7 @@ class SimEngine:
         self._links: list[SimLink] = []
         self.watch = embedded_watch(plan, engine_id, library) if node is None else None
         memory = None if self.watch is None else self.watch.memory
+        self._node = node
         self._shared = self._connect(node) if node is not None else None
         self.connector = EcotoneSchedulerConnector(
             ECSchedulerContext(
@@ -166,6 +167,7 @@ class SimEngine:
         self.alive = False
         for link in self._links:
             link.close()
+        self._process_ends()
         for rank in self.ranks:
             self._world.after(self._random.uniform(0, 0.05), rank.kill)
         self._fail_requests("the engine was killed")
@@ -186,14 +188,22 @@ class SimEngine:
             self._fail_requests("the engine was closed")
             for rank in self.ranks:
                 rank.shutdown()
-            self.connector.shutdown()
+            self._last_words()
+
+    def _process_ends(self) -> None:
+        if self._node is not None:
+            self._node.process_gone(self.engine_id)
 
     def _close_ranks(self) -> None:
         delay = 0.0
         for rank in self.ranks:
             delay += self._random.uniform(0, 0.02)
             self._world.after(delay, rank.shutdown)
-        self._world.after(delay, self.connector.shutdown)
+        self._world.after(delay, self._last_words)
+
+    def _last_words(self) -> None:
+        self.connector.shutdown()
+        self._process_ends()
 
     def _fail_requests(self, reason: str) -> None:
         for req_id in list(self._requests):

@@ -101,6 +101,8 @@ class SimNode:
         self._stalled_until = 0.0
         self._numbers = 0
         self._connections: dict[int, Connection] = {}
+        self._lingering: dict[str, Callable[[], None]] = {}  # engine -> what to do when its scheduler is gone
+        self._dead: set[str] = set()  # engines whose scheduler's process is gone
         self._hellos: dict[int, Hello] = {}
         self.start()
 
@@ -131,6 +133,7 @@ class SimNode:
         for connection in self._connections.values():
             connection.hung_up = True
         self._connections.clear()
+        self._lingering.clear()
         self._world.after(down_s, self.start)
 
     def stall(self, seconds: float) -> None:
@@ -139,16 +142,17 @@ class SimNode:
         self._stalled_until = max(self._stalled_until, self._world.now + seconds)
 
     def drop(self, engine_id: str) -> None:
-        """The connection of an engine's scheduler breaks. Not before one of its ranks maps the region: see
-        docs/simulator.md, "Known flaws"."""
-        engine = self.tenant.engines.get(engine_id)
-        if engine is None or not (engine.attached or self._plan.early_drops):
-            return
+        """The connection of an engine's scheduler breaks."""
         for connection in list(self._connections.values()):
             hello = self._hellos.get(connection.number)
             if hello is not None and hello.part == "scheduler" and hello.engine_id == engine_id:
                 self._world.say("node: drops the connection of {}", engine_id)
                 self._end(connection)
+
+    def process_gone(self, engine_id: str) -> None:
+        """The process of an engine's scheduler ended, however it did."""
+        self._dead.add(engine_id)
+        self._let_go(engine_id)
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -230,7 +234,18 @@ class SimNode:
 
     def _end(self, connection: Connection) -> None:
         del self._connections[connection.number]
-        self._hellos.pop(connection.number, None)
+        hello = self._hellos.pop(connection.number, None)
         connection.hung_up = True
-        self._service.gone(connection.number, self._world.now)
+        when_process_gone = self._service.gone(connection.number, self._world.now)
+        if hello is not None and when_process_gone is not None:
+            self._lingering[hello.engine_id] = when_process_gone
+            if hello.engine_id in self._dead:
+                self._let_go(hello.engine_id)
         self.watch.after()
+
+    def _let_go(self, engine_id: str) -> None:
+        when_process_gone = self._lingering.pop(engine_id, None)
+        if when_process_gone is not None:
+            self._world.say("node: the process of {} is gone", engine_id)
+            when_process_gone()
+            self.watch.after()

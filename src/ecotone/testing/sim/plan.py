@@ -71,14 +71,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         items: rows of each item.
         broken: items that no encoder can encode.
         policy: who goes first when memory is short.
-        early_drops: the node also drops connections of engines none of whose ranks maps the region.
     """
 
     seed: int
     shared: bool = False
     capacity: int = 16 * CACHE_LINE
     policy: str = "lru"
-    early_drops: bool = False
     items: tuple[int, ...] = ()
     broken: tuple[int, ...] = ()
     engines: tuple[EnginePlan, ...] = ()
