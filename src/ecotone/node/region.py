@@ -147,9 +147,10 @@ def _map(fd: int, size: int, writable: bool, prefault: bool) -> mmap.mmap:
 def _refuse_larger_than_machine(size: int) -> None:
     machine, group = available_memory(), cgroup_headroom()
     if size > min((room for room in (machine, group) if room is not None), default=size):
+        unlimited = group is None or group >= 2**60  # version 1 says "no limit" with a number near 2**63
         raise ResourceError(
             f"a region of {size} bytes does not fit: the machine has {machine} bytes available, and the "
-            f"control group allows {'any number' if group is None else group}"
+            f"control group allows {'any number' if unlimited else group}"
         )
 
 
