@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from digit_questions import MODEL, ROWS, WORDS, Digit
@@ -50,14 +51,37 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert list(path.parent.iterdir()) == []
 
 
+class Fleet(NamedTuple):
+    """Engines by name, and the processes of their ranks."""
+
+    engines: dict[str, EngineProcess]
+    ranks: dict[str, dict[int, int]]
+
+    def add(self, stack: ExitStack, socket: Path, *names: str, **options: object) -> None:
+        started = {name: start(stack, socket, **options) for name in names}
+        for name, engine in started.items():
+            self.ranks[name] = {rank.rank: rank.pid for rank in engine.wait().ranks}
+        self.engines.update(started)
+
+
+# Starting engines takes most of the time of this file: all tests use the same, and the last ones use them up.
+
+
 @pytest.fixture(scope="module")
-def engines(socket: Path) -> Iterator[list[EngineProcess]]:
-    """Four of them, each with an encoder cache of two images."""
+def two(socket: Path) -> Iterator[Fleet]:
+    """Two engines, each with an encoder cache of two images, and one rank in its own process."""
     with ExitStack() as stack:
-        started = [start(stack, socket) for _ in range(4)]
-        for engine in started:
-            engine.wait()
-        yield started
+        fleet = Fleet({}, {})
+        fleet.add(stack, socket, "a", "b")
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def four(socket: Path, two: Fleet) -> Iterator[Fleet]:
+    """With two more, which have two ranks each."""
+    with ExitStack() as stack:
+        two.add(stack, socket, "c", "d", tensor_parallel_size=2, mm_encoder_tp_mode="data")
+        yield two
 
 
 def start(stack: ExitStack, socket: Path, **options: object) -> EngineProcess:
@@ -96,17 +120,19 @@ def ask_all(engines: Sequence[EngineProcess], digit: Digit) -> list[Answered]:
 
 
 def encodes(answers: Sequence[Answered]) -> int:
-    return sum(rank.encodes for answer in answers for rank in answer.ranks)
+    """Over all engines; every rank of an engine has all of its items."""
+    return sum(max(rank.encodes for rank in answer.ranks) for answer in answers)
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 2), (6, 4)], ids=["two", "four"])
+@pytest.mark.parametrize(("first", "kind"), [(0, "two"), (6, "four")], ids=["two", "four"])
 def test_engines_encode_each_image_once_between_them(
-    engines: list[EngineProcess], digits: list[Digit], first: int, count: int
+    request: pytest.FixtureRequest, digits: list[Digit], first: int, kind: str
 ) -> None:
     """Asked at the same time, one encodes and the others wait; and all say the same."""
+    engines = list(request.getfixturevalue(kind).engines.values())
     chosen, before = digits[first : first + 6], 0
     for turn, digit in enumerate([*chosen, *chosen]):
-        answers = ask_all(engines[:count], digit)
+        answers = ask_all(engines, digit)
         assert {answer.text for answer in answers} == {f" The digit is {WORDS[digit.label]}."}
         assert len({answer.token_ids for answer in answers}) == 1
         if turn == 0:
@@ -114,33 +140,28 @@ def test_engines_encode_each_image_once_between_them(
     assert encodes(answers) - before == len(chosen) - 1
 
 
-KILLS = ["whole", "whole, two ranks", "scheduler", "rank 0", "rank 1"]
+# Each engine can be killed once, and the demo's test kills a fifth.
+KILLS = {"c": "scheduler", "d": "rank", "b": "whole", "a": "the last one"}
 
 
-@pytest.mark.parametrize("kill", KILLS)
-def test_an_engine_is_killed(socket: Path, engines: list[EngineProcess], digits: list[Digit], kill: str) -> None:
-    """In the middle of a question about an image that nobody has seen. Another engine answers it."""
-    number = KILLS.index(kill)
+@pytest.mark.parametrize("name", KILLS, ids=KILLS.get)
+def test_an_engine_is_killed(socket: Path, four: Fleet, digits: list[Digit], name: str) -> None:
+    """In the middle of a question about an image that nobody has seen. The others answer it, and nothing is held
+    for the dead one."""
+    number = list(KILLS).index(name)
     chance = random.Random(number)
     digit = digits[12 + number]
-    options = {} if kill == "whole" else {"tensor_parallel_size": 2, "mm_encoder_tp_mode": "data"}
-    with ExitStack() as stack:
-        engine = start(stack, socket, **options)
-        ranks = {rank.rank: rank.pid for rank in engine.wait().ranks}
-        engine.ask("What digit is this?", [str(digits[0].path)])
-        assert engine.wait().text == f" The digit is {WORDS[digits[0].label]}."
-        engine.ask("What digit is this?", [str(digit.path)])
-        time.sleep(chance.uniform(0.0, 0.1))
-        victims = {"scheduler": [engine.pid], "rank 0": [ranks[0]], "rank 1": [ranks.get(1, 0)]}
-        for pid in victims.get(kill, [engine.pid, *ranks.values()]):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                assert kill.startswith("whole")  # its ranks go with it
-        with suppress(RankFailedError, ResourceError):
-            assert engine.wait().text == f" The digit is {WORDS[digit.label]}."  # it was done before
-    wait_until_gone(socket, but=len(engines))
-    for answer in ask_all(engines[:2], digit):
+    engine, ranks = four.engines.pop(name), list(four.ranks[name].values())
+    engine.ask("What digit is this?", [str(digits[0].path)])
+    assert engine.wait().text == f" The digit is {WORDS[digits[0].label]}."
+    engine.ask("What digit is this?", [str(digit.path)])
+    time.sleep(chance.uniform(0.0, 0.1))
+    os.kill(chance.choice(ranks) if KILLS[name] == "rank" else engine.pid, signal.SIGKILL)
+    with suppress(RankFailedError, ResourceError):
+        assert engine.wait().text == f" The digit is {WORDS[digit.label]}."  # it was done before
+    engine.close()
+    wait_until_gone(socket, but=len(four.engines))
+    for answer in ask_all(list(four.engines.values()), digit):
         assert answer.text == f" The digit is {WORDS[digit.label]}."
 
 
