@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -43,6 +43,9 @@ def parse_config(kind: type[T], options: dict[str, Any], what: str) -> T:
     unknown = [key for key in options if key not in known]
     if unknown:
         raise ConfigError(f"{what}: unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is Literal and name in options and options[name] not in get_args(hint):
+            raise ConfigError(f"{what}: {name}={options[name]!r} is not one of {', '.join(get_args(hint))}")
     try:
         return msgspec.convert(options, kind)
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ecotone.config import EngineConfig, parse_config
+from ecotone.config import ECConfig, EngineConfig, parse_config
 from ecotone.connectors.factory import create_factory
 from ecotone.engine.admission import SchedulerLimits
 from ecotone.engine.checkpoint import check_model_folder, weights_digest
@@ -52,8 +52,13 @@ def make_config(config: EngineConfig | str | Path, overrides: dict[str, Any]) ->
     Raises:
         ConfigError: an unknown option, or a value out of range.
     """
-    fields = msgspec.structs.asdict(config) if isinstance(config, EngineConfig) else {"model": str(config)}
-    return parse_config(EngineConfig, {**fields, **overrides}, "engine")
+    given = msgspec.structs.asdict(config) if isinstance(config, EngineConfig) else {"model": str(config)}
+    fields: dict[str, Any] = {**given, **overrides}
+    ec = fields.get("ec")
+    if isinstance(ec, ECConfig | dict):  # a struct that was built by hand was not checked yet
+        options = msgspec.structs.asdict(ec) if isinstance(ec, ECConfig) else ec
+        fields["ec"] = parse_config(ECConfig, options, "ec")
+    return parse_config(EngineConfig, fields, "engine")
 
 
 def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callable[[], float]) -> Parts:

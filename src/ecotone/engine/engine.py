@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ from ecotone.protocol.step import MultiModalItem
 
 AnyPrompt: TypeAlias = Prompt | str
 AnyParams: TypeAlias = SamplingParams | PoolingParams
+
+# What a step under way gets to end when the engine is closed.
+CLOSE_GRACE_S = 5.0
 
 
 class Engine:
@@ -219,10 +223,20 @@ class Engine:
                 self._parts.connector.check_integrity()
 
     def close(self) -> None:
-        """End the requests in flight, and give everything back. Idempotent."""
-        with self._lock:
-            self._parts.core.fail("the engine was closed")
-        self._settler.close()
+        """End the requests in flight, and give everything back. Idempotent.
+
+        A step under way gets ``CLOSE_GRACE_S`` to end; then ranks in processes of their own are ended under it.
+        """
+        impatience = threading.Timer(CLOSE_GRACE_S, self._parts.executor.interrupt)
+        impatience.daemon = True
+        impatience.start()
+        try:
+            with self._lock:
+                self._parts.core.fail("the engine was closed")
+            self._settler.close()
+        finally:
+            impatience.cancel()
+            impatience.join()
         with self._lock:
             self._parts.close()
 

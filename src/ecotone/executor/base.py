@@ -224,6 +224,10 @@ class Executor(ABC):
         """End every rank and give back what they held. Idempotent. A call under way on another thread ends with
         ``ShutDownError``."""
 
+    def interrupt(self) -> None:
+        """End a call that another thread waits for, where ranks can be ended from outside. Only ``shutdown`` may
+        follow. Safe from any thread."""
+
     def _refuse_to_lose(self, reports: str, world_size: int) -> None:
         if world_size > 1 and not self.delivers.all_ranks:
             raise LostReportsError(

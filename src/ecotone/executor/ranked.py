@@ -203,6 +203,10 @@ class RankedExecutor(Executor):
                 self._end_calls(ShutDownError("the executor was shut down"))
                 self._transport.close(encode(Call(next(self._numbers), SHUTDOWN)), self._grace_s)
 
+    def interrupt(self) -> None:
+        """See ``Executor``."""
+        self.shutdown()
+
     def settle(self, call: PendingCall, timeout: float | None) -> None:
         """Wait until nothing more is awaited of ``call``.
 

@@ -13,7 +13,7 @@ from echo_executor import COLON, EOS, EchoExecutor, Executors, PoolingExecutor
 from PIL import Image
 from tiny_processor import build_folder
 
-from ecotone.config import EngineConfig
+from ecotone.config import ECConfig, EngineConfig
 from ecotone.engine.engine import Engine
 from ecotone.engine.fair_lock import FairLock
 from ecotone.engine.inputs import InputProcessor, ProcessedPrompt, Prompt
@@ -442,6 +442,25 @@ def test_close_from_another_thread_ends_those_who_wait(make: Make) -> None:
     assert isinstance(output.error, RequestFailedError)
 
 
+def test_close_ends_a_step_that_does_not_come_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecotone.engine.engine.CLOSE_GRACE_S", 0.01)
+    engine, executor = make()
+    interrupted = threading.Event()
+    monkeypatch.setattr(executor, "interrupt", interrupted.set)
+    closer = threading.Thread(target=engine.close)
+
+    def stuck() -> None:
+        closer.start()
+        assert interrupted.wait(60)
+        raise ShutDownError("the executor was shut down")
+
+    on_step(executor, 4, stuck)
+    [output] = engine.generate([":hello"], LONG)
+    closer.join()
+    assert isinstance(output.error, RequestFailedError)
+    assert executor.shutdowns == 1
+
+
 def test_integrity_sees_a_request_nobody_listens_to(make: Make) -> None:
     engine, _ = make()
     engine.add_request(":hello", LONG)
@@ -464,6 +483,8 @@ def test_integrity_sees_a_request_nobody_listens_to(make: Make) -> None:
         ({"ec": {"connector": "Nothing"}}, "connector='Nothing' is not one of EcotoneConnector"),
         ({"ec": {"options": {"memory": "0"}}}, "above 0 bytes"),
         ({"ec": {"options": {"memroy": "1GiB"}}}, "unknown option 'memroy'"),
+        ({"ec": ECConfig(role="ec_booth")}, "ec: role='ec_booth' is not one of ec_producer, ec_consumer, ec_both"),
+        ({"ec": {"memory": "1GiB"}}, "ec: unknown option 'memory'; known are connector, options, role"),
     ],
 )
 def test_configurations_that_cannot_work(folder: Path, options: dict[str, Any], says: str) -> None:
