@@ -15,7 +15,7 @@ import msgspec
 from ecotone.config import ECConfig, EngineConfig, parse_config
 from ecotone.connectors.factory import create_factory
 from ecotone.engine.admission import SchedulerLimits
-from ecotone.engine.checkpoint import check_model_folder, weights_digest
+from ecotone.engine.checkpoint import check_model_folder, runtime, weights_digest
 from ecotone.engine.core import EngineCore
 from ecotone.engine.inputs import InputProcessor
 from ecotone.engine.scheduler import Scheduler
@@ -95,7 +95,7 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
         stack.push(started)
         namespace = Namespace(
             model=f"{model_info.architecture}:{model.resolve().name}",
-            revision=revision,
+            revision=f"{revision} on {runtime()}",
             dtype=model_info.encoder.dtype,
             width=model_info.encoder.width,
             processor=inputs.options,

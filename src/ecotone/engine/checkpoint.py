@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib.metadata import version
 from pathlib import Path
 
 from ecotone.errors import ModelError
@@ -44,3 +45,9 @@ def weights_digest(path: Path) -> str:
 
 def _weight_files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS and file.is_file())
+
+
+def runtime() -> str:
+    """The libraries that compute encodings, with their versions: another release may give other numbers, and what
+    is kept on a disk outlives an upgrade."""
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))

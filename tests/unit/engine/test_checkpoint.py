@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 from tiny_processor import IMAGE_TOKEN_ID, build_folder, build_processor
 
-from ecotone.engine.checkpoint import check_model_folder, weights_digest
+from ecotone.engine import checkpoint
+from ecotone.engine.checkpoint import check_model_folder, runtime, weights_digest
 from ecotone.engine.items import ItemProcessor
 from ecotone.engine.medium import image_medium
 from ecotone.engine.processors import load_processor
@@ -124,3 +125,10 @@ def test_what_the_models_processor_refuses_is_bad_media() -> None:
 
 def test_a_folder_built_twice_has_one_digest(processor_folder: Path, tmp_path: Path) -> None:
     assert weights_digest(build_folder(tmp_path / "again")) == weights_digest(processor_folder)
+
+
+def test_an_upgrade_is_another_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = runtime()
+    assert "transformers 5." in before
+    monkeypatch.setattr(checkpoint, "version", lambda name: "99.0" if name == "transformers" else "1")
+    assert runtime() == "torch 1, transformers 99.0" != before
