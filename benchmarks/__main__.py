@@ -20,6 +20,7 @@ BENCHMARKS = {
     "shared_node": "hits through the shared node, the embedded one and memcpy; lookups per second by clients",
     "index": "the node's index: operations per second, with few entries and with many",
     "parallel": "a save shared by two ranks, and an encoder step divided between them, against one rank",
+    "ttft": "time to first token of an image seen before: with a load, and with an encode",
     "pipeline": "two pipeline stages with two steps in flight, against one",
 }
 
