@@ -2,8 +2,8 @@
 
 Two engines take turns over the same requests, one with the cache and one without. Each engine's own encoder cache
 holds one image, and two images alternate, so the image asked about is never held. Both engines have preprocessed
-both images before. Two models: the shipped one, whose encoder costs next to nothing, and a random one with an encoder
-of 22 million parameters and 256 rows an image, before the same small language model.
+both images before. Two models: the shipped one, whose encoder costs next to nothing, and a random one with an
+encoder of 22 million parameters and 256 rows an image, before the same small language model.
 """
 
 from __future__ import annotations
