@@ -84,6 +84,9 @@ def _start() -> Cluster:
             object_store_memory=80 * 2**20,  # the least it takes: what Ecotone sends does not lie there
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,
+            # Ray makes workers nicer than everybody else on the machine, as for batch jobs: any other work there
+            # would starve a rank.
+            _system_config={"worker_niceness": 0},
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -64,6 +64,13 @@ def test_the_cluster_is_local_and_listens_on_the_loopback_interface_alone(ray_v2
     executor.shutdown()
 
 
+def test_ranks_have_the_priority_of_their_engine(ray_v2):
+    executor = ray_v2(tiny_config(2, None), None, "engine", make_rank=TINY_RANK)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, rank.pid) for rank in executor.ranks] == [own, own]
+    executor.shutdown()
+
+
 def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
     from ecotone.executor.ray_cluster import reap_folders  # noqa: PLC0415 - an optional extra
 
