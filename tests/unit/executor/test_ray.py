@@ -1,5 +1,6 @@
 """What is particular about Ray: one reply, large messages past its object store, and its own end."""
 
+import gc
 import os
 import subprocess
 
@@ -41,6 +42,7 @@ def test_large_messages_do_not_pass_through_the_object_store(ray_v2, monkeypatch
         return value
 
     monkeypatch.setattr(ray, "get", get)
+    gc.collect()
     lent = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         first, second = executor.collective_rpc("statistics")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
@@ -152,6 +153,7 @@ def test_the_memory_stays_while_the_server_is_open(region: Region, server: Regio
 
 
 def test_a_closed_region_is_not_served(region: Region) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     region.close()
     with pytest.raises(ShutDownError, match="was closed"):
@@ -209,6 +211,7 @@ class Impostor:
     ],
 )
 def test_an_answer_that_is_not_a_region_is_refused(answer: bytes, error: str) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     impostor = Impostor(lambda connection: connection.send(answer))
     with pytest.raises(ContractError, match=error):
@@ -225,6 +228,7 @@ def test_an_owner_that_ends_without_answering_is_asked_again_until_the_time_is_o
 
 
 def test_descriptors_that_come_with_garbage_are_closed(region: Region) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     answers = [b"\xff", msgspec.msgpack.encode({"type": "refusal", "reason": "no"})]
     for answer, error in zip(answers, (ContractError, ConfigError), strict=True):

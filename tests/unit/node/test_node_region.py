@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import socket
@@ -136,6 +137,7 @@ def test_the_memory_cannot_shrink_under_a_reader(region: Region) -> None:
 
 
 def open_descriptors() -> int:
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
