@@ -55,6 +55,9 @@ class _Granting:
         answers, self._answers = self._answers, []
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        pass
+
     def statistics(self) -> dict[str, float]:
         return {}
 

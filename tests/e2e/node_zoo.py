@@ -23,7 +23,20 @@ from hashlib import sha256
 from pathlib import Path
 
 from ecotone.errors import ContractError, ResourceError
-from ecotone.node import Abort, Acquire, AnyAnswer, AnyOp, Commit, Extent, Layout, Ready, Region, Release, Ticket
+from ecotone.node import (
+    Abort,
+    Acquire,
+    AnyAnswer,
+    AnyOp,
+    Commit,
+    Extent,
+    Layout,
+    Ready,
+    Region,
+    Release,
+    Settled,
+    Ticket,
+)
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import Fact, Hello
 from ecotone.node.server.node import SharedNode
@@ -56,7 +69,7 @@ def ask(exchange: SharedNodeExchange, ops: Sequence[AnyOp]) -> list[AnyAnswer]:
     exchange.flush()
     answers: list[AnyAnswer] = []
     while len(answers) < len(ops):
-        found = exchange.poll()
+        found = [answer for answer in exchange.poll() if not isinstance(answer, Settled)]
         answers += found
         if not found:
             time.sleep(0.0005)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 from ecotone.config import ECConfig
@@ -21,6 +21,8 @@ from ecotone.node.embedded import EmbeddedNode
 from ecotone.node.exchange import Extent
 from ecotone.node.region import Region
 from ecotone.node.server.client import SharedNodeExchange
+from ecotone.node.server.hosted import HostedNode, hosted_address
+from ecotone.node.server.listen import Address
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.worker import WorkerNode
 from ecotone.protocol.connector import (
@@ -38,13 +40,21 @@ ATTACH_TIMEOUT_S = 5.0
 
 
 class EcotoneConnectorFactory(ECConnectorFactory):
-    """Ecotone's own connector, over a node."""
+    """Ecotone's own connector, over a node.
+
+    Args:
+        hosted: where no node is named, the workers reach the one in the scheduler's process over a socket, and
+            tell it themselves what they did: for engines that do not carry every report to the scheduler.
+    """
+
+    def __init__(self, hosted: bool = False) -> None:
+        self._hosted = hosted
 
     def validate(self, role: ECRole, options: dict[str, Any]) -> None:  # noqa: ARG002 - every role is served
         """See the contract."""
         parse_options(options)
 
-    def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector:
+    def scheduler_half(self, context: ECSchedulerContext) -> EcotoneSchedulerConnector:
         """A scheduler half and the node it talks to: inside it, or one that serves the host.
 
         Raises:
@@ -56,6 +66,8 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         if options.node_path is not None:
             shared = _connect(context, options, options.node_path, ranks)
             return EcotoneSchedulerConnector(context, shared, options.pending_timeout_s)
+        if self._hosted:
+            return _over_hosted_node(context, options, ranks)
         node = EmbeddedNode(
             options.memory_bytes,
             context.engine_id,
@@ -69,7 +81,7 @@ class EcotoneConnectorFactory(ECConnectorFactory):
             context, exchange, options.pending_timeout_s, node.close, node.check_integrity
         )
 
-    def worker_half(self, context: ECWorkerContext) -> ECWorkerConnector:
+    def worker_half(self, context: ECWorkerContext) -> EcotoneWorkerConnector:
         """A worker half that attaches to the node of its engine when it gets its first order.
 
         Raises:
@@ -80,8 +92,9 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         on_cpu = context.device == "cpu"
         node = None
         attach = partial(_attach, context.engine_id, options)
-        if options.node_path is not None:
-            node = _worker_node(context, options, options.node_path)
+        address = options.node_path or (hosted_address(context.engine_id) if self._hosted else None)
+        if address is not None:
+            node = _worker_node(context, options, address)
             attach = partial(node.attach, prefault=options.prefault)
         return EcotoneWorkerConnector(
             context,
@@ -93,21 +106,43 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         )
 
 
+def _over_hosted_node(
+    context: ECSchedulerContext, options: EcotoneOptions, ranks: tuple[int, ...]
+) -> EcotoneSchedulerConnector:
+    node = HostedNode(
+        options.memory_bytes,
+        context.engine_id,
+        policy=options.policy,
+        clock=context.clock,
+        prefault=options.prefault,
+        disk=options.disk_config,
+    )
+    with ExitStack() as stack:
+        stack.callback(node.close)
+        exchange = _connect(context, options, node.address, ranks)
+        stack.callback(exchange.close)
+        half = EcotoneSchedulerConnector(
+            context, exchange, options.pending_timeout_s, node.close, node.check_integrity, node.statistics
+        )
+        stack.pop_all()
+    return half
+
+
 def _connect(
-    context: ECSchedulerContext, options: EcotoneOptions, path: Path, ranks: tuple[int, ...]
+    context: ECSchedulerContext, options: EcotoneOptions, address: Address, ranks: tuple[int, ...]
 ) -> SharedNodeExchange:
     hello = Hello(context.engine_id, "scheduler", tenant=options.tenant, ranks=ranks)
-    exchange = SharedNodeExchange(path, hello, context.clock)
+    exchange = SharedNodeExchange(address, hello, context.clock)
     exchange.wait_until_connected(ATTACH_TIMEOUT_S)
     return exchange
 
 
-def _worker_node(context: ECWorkerContext, options: EcotoneOptions, path: Path) -> WorkerNode:
+def _worker_node(context: ECWorkerContext, options: EcotoneOptions, address: Address) -> WorkerNode:
     # A GPU's driver page-locks the mapping that it copies from, and not every one can lock a read-only mapping.
     only_reads = context.role == "ec_consumer" and context.device == "cpu"
     access: Literal["read", "write"] = "read" if only_reads else "write"
     hello = Hello(context.engine_id, "worker", access=access, tenant=options.tenant, rank=context.rank)
-    return WorkerNode(path, hello, ATTACH_TIMEOUT_S)
+    return WorkerNode(address, hello, ATTACH_TIMEOUT_S)
 
 
 def _attach(engine_id: str, options: EcotoneOptions, writable: bool) -> Region:

@@ -29,6 +29,7 @@ class Question:
         answer: ``None`` until it arrives.
         claimed: what it holds belongs to a transfer.
         offered: whoever asks had a whole pass to take it, or was told it.
+        over: what it holds was settled by the node meanwhile.
     """
 
     def __init__(self, op: Acquire | Lookup) -> None:
@@ -36,6 +37,16 @@ class Question:
         self.answer: Verdict | None = None
         self.claimed = False
         self.offered = False
+        self.over = False
+
+    @property
+    def claim(self) -> int | None:
+        """The number of the pin or ticket that the answer gives."""
+        match self.answer:
+            case Ready(pin_id=claim) | Ticket(transfer_id=claim):
+                return claim
+            case _:
+                return None
 
 
 class Questions:
@@ -80,6 +91,11 @@ class Questions:
         question.answer = answer
         return True
 
+    def end(self, claim: int) -> None:
+        """The node settled this pin or ticket itself."""
+        for question in (*self._current.values(), *self._withdrawn):
+            question.over |= question.claim == claim
+
     def withdraw(self, is_stale: Callable[[str], bool]) -> None:
         """Forget the questions whose key ``is_stale``: whatever their answers say is given back, not used."""
         for key in [key for key in self._current if is_stale(key)]:
@@ -100,9 +116,11 @@ class Questions:
             question.offered = question.answer is not None
         ops: list[AnyOp] = []
         for question in ended:
+            if question.claimed or question.over:
+                continue
             match question.answer:
-                case Ready(pin_id=pin_id) if not question.claimed:
+                case Ready(pin_id=pin_id):
                     ops.append(Release(self._next_seq(), pin_id))
-                case Ticket(transfer_id=transfer_id) if not question.claimed:
+                case Ticket(transfer_id=transfer_id):
                     ops.append(Abort(self._next_seq(), transfer_id))
         return ops

@@ -8,7 +8,7 @@ the engine's scheduler is a few ``lookup`` calls, ``update_state_after_alloc`` f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from ecotone.connectors.budget import PendingBudget
@@ -31,6 +31,7 @@ from ecotone.node.exchange import (
     NoRoom,
     Pending,
     Ready,
+    Settled,
     Ticket,
     Unreachable,
 )
@@ -75,6 +76,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             what encodings take.
         on_shutdown: ends what lives as long as this half (an embedded node); called once.
         check_node: checks the books of such a node.
+        node_statistics: its counters, where the exchange only has those of this end.
 
     Raises:
         ConfigError: participants that cannot share a region.
@@ -87,6 +89,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         pending_timeout_s: float | None,
         on_shutdown: Callable[[], None] = lambda: None,
         check_node: Callable[[], None] = lambda: None,
+        node_statistics: Callable[[], dict[str, float]] = dict,
     ) -> None:
         super().__init__(context)
         self._ranks = check_participants(context.participants)
@@ -96,6 +99,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._budget = PendingBudget(pending_timeout_s)
         self._on_shutdown = on_shutdown
         self._check_node = check_node
+        self._node_statistics = node_statistics
         self._closed = False
 
         next_seq = count(1).__next__
@@ -116,6 +120,26 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._rank_stats = ECConnectorStats()
 
     # -- a scheduling pass ------------------------------------------------------------------------------------
+
+    def prepare(self, items: Iterable[ECItem], patience_s: float) -> None:
+        """Ask the node, in one message, about the items that this pass will look up, and wait for its answers, but
+        no longer than ``patience_s``: then ``lookup`` finds them within this pass.
+
+        For engines that cannot cheaply come back to a request later. Who can must not wait here: without this, the
+        node is asked by ``lookup``, and a request whose answer is not there is deferred.
+        """
+        self._poll()
+        wanted = {item.key: item for item in items}
+        missing = [item for key, item in wanted.items() if self._questions.get(key) is None]
+        if missing:
+            self._exchange.submit([self._questions.ask(self._question(item)).op for item in missing])
+        questions = [question for key in wanted if (question := self._questions.get(key)) is not None]
+        if any(question.answer is None for question in questions):
+            self._exchange.flush()
+            self._exchange.wait(patience_s)
+            self._poll()
+        for question in questions:  # this pass is the whole one in which an answer can be taken
+            question.offered = question.answer is not None
 
     def lookup(self, req_id: str, item: ECItem) -> CacheLookup:
         """See the contract. A producer that does not consume hears READY where the item is known to be stored:
@@ -147,10 +171,12 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                 if self.is_consumer:
                     question.claimed = True
                     transfer_id = self._transfers.dispatch_load(item.key, ready.pin_id)
+                    if question.over:  # since the lookup, which promised it: the ranks will say that it cannot be
+                        self._drop(ready.pin_id)
                     self._loads.append(
                         Order(item.key, transfer_id, self._layout(item), ready.extents, ready.pin_id)
                     )
-            case _, Ticket() as ticket:
+            case _, Ticket() as ticket if not question.over:
                 self._counters["misses"] += 1
                 question.claimed = True
                 transfer_id = self._transfers.dispatch_save(ticket.transfer_id, item.num_rows)
@@ -160,7 +186,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                 )
             case _, answer:
                 self._counters["misses"] += 1
-                self._counters[f"unsaved.{_why_unsaved(answer)}"] += 1
+                self._counters[f"unsaved.{'settled' if question.over else _why_unsaved(answer)}"] += 1
 
     def build_connector_meta(self) -> EcotoneStepMetadata | None:
         """See the contract. ``None`` when the step neither loads nor saves."""
@@ -176,18 +202,20 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         return EcotoneStepMetadata(self._ranks, loads, saves) if loads or saves else None
 
     def _ask(self, item: ECItem) -> Question:
-        # Who never writes must not become the writer: its ticket would keep everybody else waiting.
-        kind = Acquire if self.is_producer else Lookup
-        op = kind(self._next_seq(), item.key, self._layout(item))
-        question = self._questions.ask(op)
-        self._exchange.submit([op])
+        question = self._questions.ask(self._question(item))
+        self._exchange.submit([question.op])
         self._poll()
         return question
+
+    def _question(self, item: ECItem) -> Acquire | Lookup:
+        # Who never writes must not become the writer: its ticket would keep everybody else waiting.
+        kind = Acquire if self.is_producer else Lookup
+        return kind(self._next_seq(), item.key, self._layout(item))
 
     def _judge(self, req_id: str, key: str, question: Question) -> CacheLookup:
         question.offered = question.answer is not None
         match question.answer:
-            case Ready():
+            case Ready() if not question.over:
                 return CacheLookup.READY
             case None | Pending():
                 return CacheLookup.MISS if self._waited_enough(req_id, key) else CacheLookup.PENDING
@@ -200,7 +228,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         return now >= deadline
 
     def _layout(self, item: ECItem) -> Layout:
-        return Layout(self._encoder.dtype, (item.num_rows, self._encoder.width))
+        width = self._encoder.width if item.width is None else item.width
+        return Layout(self._encoder.dtype, (item.num_rows, width))
 
     # -- what came of it --------------------------------------------------------------------------------------
 
@@ -265,6 +294,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             "answers_awaited": self._questions.outstanding + len(self._notices),
             **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
             **{f"node.{name}": value for name, value in self._exchange.statistics().items()},
+            **{f"node.{name}": value for name, value in self._node_statistics().items()},
         }
 
     def rank_statistics(self) -> dict[int, dict[str, float]]:
@@ -296,11 +326,22 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
 
     def _poll(self) -> None:
         for answer in self._exchange.poll():
-            if isinstance(answer, Done):
-                self._notices.discard(answer.seq)
-                self._counters["without_effect"] += not answer.effect
-            else:
-                self._questions.settle(answer)
+            match answer:
+                case Done(seq=seq, effect=effect):
+                    self._notices.discard(seq)
+                    self._counters["without_effect"] += not effect
+                case Settled(claim=claim, committed=committed, age_s=age_s):
+                    self._questions.end(claim)
+                    self._drop(claim, age_s if committed else None)
+                case _:
+                    self._questions.settle(answer)
+
+    def _drop(self, claim: int, committed_s: float | None = None) -> None:
+        """The node settled it, having heard it from the ranks; a save was committed so many seconds ago."""
+        transfer_id = self._transfers.drop(claim)
+        began = self._began.pop(transfer_id, None) if transfer_id is not None else None
+        if began is not None and committed_s is not None:
+            self._budget.measured(self._clock() - began - committed_s)
 
 
 def _place(report: Report) -> tuple[int, int, str]:

@@ -7,7 +7,8 @@
     load   READING --every rank RELEASED or FAILED----> Release  (and Forget, at the first FAILED)
 
 Reports are facts, not events: one that is repeated, late, of an unknown transfer or of a rank that takes no
-part changes nothing.
+part changes nothing. The node may hear the same facts from the ranks themselves; what it settled first is dropped
+here without a word to it, whatever was reported so far.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Transfers:
         self._next_id = count(1).__next__
         self._saves: dict[int, _Save] = {}
         self._loads: dict[int, _Load] = {}
+        self._by_claim: dict[int, int] = {}  # the node's ticket or pin -> transfer id
         self._under_way = 0  # loads that have not reached every rank
 
     def dispatch_save(self, ticket_id: int, num_rows: int) -> int:
@@ -61,12 +63,14 @@ class Transfers:
         writing = {rank for rank in self._ranks if share_of_rows(num_rows, self._ranks, rank)}
         transfer_id = self._next_id()
         self._saves[transfer_id] = _Save(ticket_id, writing)
+        self._by_claim[ticket_id] = transfer_id
         return transfer_id
 
     def dispatch_load(self, key: str, pin_id: int) -> int:
         """The id of a new load, awaited from every rank."""
         transfer_id = self._next_id()
         self._loads[transfer_id] = _Load(key, pin_id, self._ranks)
+        self._by_claim[pin_id] = transfer_id
         self._under_way += 1
         return transfer_id
 
@@ -89,6 +93,18 @@ class Transfers:
             return self._apply_to_load(load, report)
         return []
 
+    def drop(self, claim: int) -> int | None:
+        """The node settled this ticket or pin itself: nothing about its transfer is awaited any more. The id of
+        the transfer; ``None`` where there is none under way."""
+        transfer_id = self._by_claim.pop(claim, None)
+        if transfer_id is None:
+            return None
+        self._saves.pop(transfer_id, None)
+        load = self._loads.pop(transfer_id, None)
+        if load is not None:
+            self._under_way -= bool(load.under_way)
+        return transfer_id
+
     def _apply_to_save(self, save: _Save, report: Report) -> list[AnyOp]:
         if report.rank not in save.writing:
             return []
@@ -96,7 +112,7 @@ class Transfers:
         save.failed |= report.kind is ReportKind.SAVE_FAILED
         if save.writing:
             return []
-        del self._saves[report.transfer_id]
+        del self._saves[report.transfer_id], self._by_claim[save.ticket_id]
         end = Abort if save.failed else Commit
         return [end(self._next_seq(), save.ticket_id)]
 
@@ -112,6 +128,6 @@ class Transfers:
             load.failed = True
             ops.append(Forget(self._next_seq(), load.key))
         if not load.reading:
-            del self._loads[report.transfer_id]
+            del self._loads[report.transfer_id], self._by_claim[load.pin_id]
             ops.append(Release(self._next_seq(), load.pin_id))
         return ops

@@ -15,11 +15,12 @@ import msgspec
 from ecotone.config import ECConfig, EngineConfig, parse_config
 from ecotone.connectors.factory import create_factory
 from ecotone.engine.admission import SchedulerLimits
-from ecotone.engine.checkpoint import check_model_folder, runtime, weights_digest
+from ecotone.engine.checkpoint import check_model_folder
 from ecotone.engine.core import EngineCore
 from ecotone.engine.inputs import InputProcessor
 from ecotone.engine.scheduler import Scheduler
 from ecotone.executor.base import Executor
+from ecotone.node.identity import runtime, weights_digest
 from ecotone.node.keys import Namespace
 from ecotone.protocol.connector import (
     ECConnectorFactory,

@@ -21,6 +21,7 @@ from ecotone.node.exchange import (
     Pending,
     Ready,
     Release,
+    Settled,
     Ticket,
     Unreachable,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "RegionDescriptor",
     "RegionServer",
     "Release",
+    "Settled",
     "Ticket",
     "Unreachable",
     "attach_region",

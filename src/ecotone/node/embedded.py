@@ -208,6 +208,9 @@ class EmbeddedExchange:
         answers, self._answers = self._answers, []
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        """Every answer is there as soon as ``submit`` returns."""
+
     def statistics(self) -> dict[str, float]:
         return self._node.statistics()
 

@@ -191,8 +191,23 @@ class Done(Answer, frozen=True, tag="done", gc=False):
     effect: bool
 
 
+class Settled(Answer, frozen=True, tag="settled", gc=False):
+    """No answer to an operation (``seq`` is 0), but news that came along with some: a ticket or pin of the caller
+    is over though the caller did not end it. Its workers' words or deaths settled it, or its node is gone.
+
+    Attributes:
+        claim: the number of the ticket or pin.
+        committed: whether the entry became ready; of a pin, or where the node cannot tell any more, False.
+        age_s: seconds since it happened, when this was said.
+    """
+
+    claim: int
+    committed: bool
+    age_s: float = 0.0
+
+
 AnyOp = Acquire | Lookup | Commit | Abort | Release | Forget | ForgetAll
-AnyAnswer = Ready | Ticket | Pending | Absent | NoRoom | Unreachable | Done
+AnyAnswer = Ready | Ticket | Pending | Absent | NoRoom | Unreachable | Done | Settled
 
 
 class NodeExchange(Protocol):
@@ -216,7 +231,17 @@ class NodeExchange(Protocol):
         ...
 
     def poll(self) -> Sequence[AnyAnswer]:
-        """The answers that have arrived since the last call, in the order of their operations. Never blocks.
+        """The answers that have arrived since the last call, in the order of their operations; among them news of
+        what was settled elsewhere (``Settled``). Never blocks.
+
+        Raises:
+            ShutDownError: this end, or the node, was closed.
+        """
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until every operation that was flushed has its answer, which the next ``poll`` returns, or for
+        ``timeout_s``. Returns at once where nothing is to be waited for.
 
         Raises:
             ShutDownError: this end, or the node, was closed.

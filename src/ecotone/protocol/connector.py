@@ -83,10 +83,17 @@ class Participant(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields
 
 
 class ECItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An item as the connector knows it: ``key`` (hex digest, namespace included) and its encoder rows."""
+    """An item as the connector knows it.
+
+    Attributes:
+        key: hex digest, namespace included.
+        num_rows: its encoder rows.
+        width: elements of a row, where they are not those of the ``EncoderSpec``: a model's modalities may differ.
+    """
 
     key: str
     num_rows: int
+    width: int | None = None
 
 
 class CacheLookup(StrEnum):

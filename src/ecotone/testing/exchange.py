@@ -43,6 +43,10 @@ class DelayedExchange:
             answers.append(self._waiting.popleft()[1])
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        """See ``NodeExchange``. Answers that are kept back stay so: they wait for polls, not for time."""
+        self._inner.wait(timeout_s)
+
     def statistics(self) -> dict[str, float]:
         """See ``NodeExchange``."""
         return self._inner.statistics()

@@ -17,6 +17,7 @@ from ecotone.node.exchange import (
     NoRoom,
     Pending,
     Ready,
+    Settled,
     Ticket,
 )
 from ecotone.node.keys import Namespace
@@ -37,6 +38,8 @@ class ScriptedNode:
     def __init__(self) -> None:
         self.verdicts: dict[str, str] = {}
         self.silent = False
+        self.patient = False  # whether it stays silent past a wait
+        self.waited: list[float] = []
         self.ops: list[AnyOp] = []
         self.closed = 0
         self.flushes = 0
@@ -72,6 +75,14 @@ class ScriptedNode:
             return []
         answers, self._queue = self._queue, []
         return answers
+
+    def wait(self, timeout_s: float) -> None:
+        self.waited.append(timeout_s)
+        self.silent &= self.patient
+
+    def settle(self, claim: int, *, committed: bool, age_s: float = 0.0) -> None:
+        """The node heard of it from the ranks."""
+        self._queue.append(Settled(0, claim, committed, age_s))
 
     def statistics(self) -> dict[str, float]:
         return {"entries": 3}

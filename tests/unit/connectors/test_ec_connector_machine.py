@@ -52,6 +52,9 @@ class IndexExchange:
         answers, self.answers = self.answers, []
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        pass
+
     def statistics(self) -> dict[str, float]:
         return self.index.statistics()
 

@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 from tiny_processor import IMAGE_TOKEN_ID, build_folder, build_processor
 
-from ecotone.engine import checkpoint
-from ecotone.engine.checkpoint import check_model_folder, runtime, weights_digest
+from ecotone.engine.checkpoint import check_model_folder
 from ecotone.engine.items import ItemProcessor
 from ecotone.engine.medium import image_medium
 from ecotone.engine.processors import load_processor
 from ecotone.errors import InvalidMediaError, ModelError, UnsupportedModelError
+from ecotone.node import identity
+from ecotone.node.identity import runtime, weights_digest
 
 ROW_TOKEN_IDS = [IMAGE_TOKEN_ID]
 
@@ -130,5 +131,5 @@ def test_a_folder_built_twice_has_one_digest(processor_folder: Path, tmp_path: P
 def test_an_upgrade_is_another_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     before = runtime()
     assert "transformers 5." in before
-    monkeypatch.setattr(checkpoint, "version", lambda name: "99.0" if name == "transformers" else "1")
+    monkeypatch.setattr(identity, "version", lambda name: "99.0" if name == "transformers" else "1")
     assert runtime() == "torch 1, transformers 99.0" != before

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from ecotone.errors import ResourceError
-from ecotone.node import AnyAnswer, AnyOp, Layout
+from ecotone.node import AnyAnswer, AnyOp, Layout, Settled
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.node import SharedNode
@@ -49,17 +49,38 @@ class Running:
         exchange.wait_until_connected(PATIENCE_S)
         return exchange
 
+    def facts(self, engine_id: str = "engine") -> float:
+        """How many facts of an engine's workers it heard."""
+        with NodeTool(self.path) as tool:
+            counters = {engine.engine_id: engine.counters for engine in tool.describe().engines}
+        return counters[engine_id].get("facts", 0)
+
     def statistics(self, tenant: str = "") -> dict[str, float]:
         with NodeTool(self.path) as tool:
             return tool.describe().tenants[tenant]
 
 
 def ask(exchange: SharedNodeExchange, *ops: AnyOp) -> list[AnyAnswer]:
-    """Hand over, and wait for the answers."""
+    """Hand over, and wait for the answers; not the news that come along."""
+    return heard(exchange, *ops)[0]
+
+
+def heard(exchange: SharedNodeExchange, *ops: AnyOp) -> tuple[list[AnyAnswer], list[Settled]]:
+    """Hand over, and wait for the answers; with the news that came along."""
     exchange.submit(ops)
     exchange.flush()
-    answers: Sequence[AnyAnswer] = []
-    return wait_for(lambda: len(answers) >= len(ops) and answers, lambda: answers.extend(exchange.poll()))  # type: ignore
+    answers: list[AnyAnswer] = []
+    news: list[Settled] = []
+
+    def poll() -> None:
+        for answer in exchange.poll():
+            if isinstance(answer, Settled):
+                news.append(answer)
+            else:
+                answers.append(answer)
+
+    wait_for(lambda: len(answers) >= len(ops), poll)
+    return answers, news
 
 
 def wait_for(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> object:

@@ -28,7 +28,7 @@ from ecotone.node import (
     Unreachable,
 )
 from ecotone.node.server.client import SharedNodeExchange
-from ecotone.node.server.messages import MAX_BATCH_OPS, PREAMBLE, Fact, Hello
+from ecotone.node.server.messages import MAX_BATCH_OPS, PREAMBLE, VERSION, Fact, Hello
 from ecotone.node.server.tool import NodeTool
 from ecotone.node.server.worker import WorkerNode
 
@@ -294,7 +294,9 @@ def test_another_version_answers(path: Path) -> None:
         accepted, _ = listener.accept()
         with accepted:
             accepted.sendall(PREAMBLE[:8] + (77).to_bytes(4, "little"))
-            with pytest.raises(ConfigError, match="it speaks version 77 of the protocol, and this is version 1"):
+            with pytest.raises(
+                ConfigError, match=f"it speaks version 77 of the protocol, and this is version {VERSION}"
+            ):
                 exchange.wait_until_connected(PATIENCE_S)
 
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ecotone.errors import ConfigError, ShutDownError
 from ecotone.node.exchange import (
@@ -19,10 +18,12 @@ from ecotone.node.exchange import (
     Lookup,
     Ready,
     Release,
+    Settled,
     Ticket,
     Unreachable,
 )
 from ecotone.node.server.link import Link, LostError
+from ecotone.node.server.listen import Address, shown
 from ecotone.node.server.messages import MAX_BATCH_OPS, Answers, Batch, Hello, Keep, Leave, NodeMessage, Welcome
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ ANSWER_TIMEOUT_S = 5.0
 # Not yet taken by the kernel: a node that does not read so much is lost before its answers are late.
 _MAX_UNSENT_BYTES = 8 * 2**20
 
-COUNTERS = ("batches", "operations", "answers", "unreachable", "lost", "connects", "refused_connects")
+COUNTERS = ("batches", "operations", "answers", "settled", "unreachable", "lost", "connects", "refused_connects")
 
 
 class SharedNodeExchange:
@@ -43,7 +44,7 @@ class SharedNodeExchange:
     effect; it is looked for again in growing intervals, whenever somebody asks or polls.
 
     Args:
-        path: the node's socket.
+        address: the node's socket.
         hello: who this is.
         clock: monotonic seconds.
         answer_timeout_s: a node that keeps a message longer is given up.
@@ -52,13 +53,13 @@ class SharedNodeExchange:
 
     def __init__(
         self,
-        path: Path,
+        address: Address,
         hello: Hello,
         clock: Callable[[], float] = time.monotonic,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
-        open_link: Callable[[Path, Hello], Link] = Link,
+        open_link: Callable[[Address, Hello], Link] = Link,
     ) -> None:
-        self._path = path
+        self._address = address
         self._open_link = open_link
         self._hello = hello
         self._clock = clock
@@ -89,16 +90,16 @@ class SharedNodeExchange:
         while not self._welcomed:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ConfigError(f"no node at {str(self._path)!r}: {why}; 'ecotone node' starts one")
+                raise ConfigError(f"no node at {shown(self._address)}: {why}; 'ecotone node' starts one")
             try:
                 if self._link is None:
-                    self._link, self._since = self._open_link(self._path, self._hello), self._clock()
+                    self._link, self._since = self._open_link(self._address, self._hello), self._clock()
                 self._link.wait(left)
                 self._read(self._link)
             except LostError as lost:
                 why, self._link = str(lost), None
                 if lost.final:
-                    raise ConfigError(f"the node at {str(self._path)!r}: {why}") from None
+                    raise ConfigError(f"the node at {shown(self._address)}: {why}") from None
                 time.sleep(min(_FIRST_PAUSE_S, left))
 
     @property
@@ -132,6 +133,14 @@ class SharedNodeExchange:
         answers, self._answers = self._answers, []
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        """See ``NodeExchange``. A node that is lost meanwhile has answered: everything is ``Unreachable``."""
+        self._refuse_closed()
+        deadline = time.monotonic() + timeout_s
+        self._advance()
+        while self._sent and self._link is not None and self._link.wait(deadline - time.monotonic()):
+            self._advance()
+
     def statistics(self) -> dict[str, float]:
         """This end's own counters (``lost``: connections that ended without being closed here; ``unreachable``:
         operations that came to nothing for it) and gauges. The node's own are a question to the node."""
@@ -158,7 +167,7 @@ class SharedNodeExchange:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise ShutDownError(f"this end of the node at {str(self._path)!r} was closed")
+            raise ShutDownError(f"this end of the node at {shown(self._address)} was closed")
 
     def _advance(self) -> None:
         """Take in what arrived; look for the node where it is time to; give it up where it is late."""
@@ -182,7 +191,7 @@ class SharedNodeExchange:
         self._try_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         try:
-            self._link, self._since = self._open_link(self._path, self._hello), now
+            self._link, self._since = self._open_link(self._address, self._hello), now
             self._link.pump()
         except (LostError, ConfigError) as lost:
             self._counters["refused_connects"] += 1
@@ -200,22 +209,28 @@ class SharedNodeExchange:
                 self._pause_s = _FIRST_PAUSE_S
                 if node_id == self._node_id:  # it knows us from before, and may have given what never arrived
                     link.send(Keep(frozenset(self._held)))
-                else:
-                    self._held.clear()
+                else:  # another one: whatever the last one gave belongs to nobody
+                    self._let_go([Settled(0, claim, committed=False) for claim in sorted(self._held)])
                 self._node_id = node_id
                 if self._complained:
-                    logger.info("the node at %s is there again", self._path)
+                    logger.info("the node at %s is there again", shown(self._address))
                 self._complained = False
-            case Answers(answers=answers) if self._sent and len(answers) == len(self._sent[0][1]):
+            case Answers(answers=answers, settled=settled) if self._sent and len(answers) == len(self._sent[0][1]):
                 _, ops = self._sent.popleft()
                 if any(a.seq != op.seq for a, op in zip(answers, ops, strict=True)):
                     raise LostError("its answers are to other questions")
+                self._let_go(settled)  # before what the same message gives
                 self._answers += answers
                 self._held.update(a.pin_id for a in answers if isinstance(a, Ready))
                 self._held.update(a.transfer_id for a in answers if isinstance(a, Ticket))
                 self._counters["answers"] += len(answers)
             case _:
                 raise LostError(f"it said {type(message).__name__} out of turn")
+
+    def _let_go(self, settled: Sequence[Settled]) -> None:
+        self._held.difference_update(news.claim for news in settled)
+        self._answers += settled
+        self._counters["settled"] += len(settled)
 
     def _send(self) -> None:
         if not self._kept or self._link is None:
@@ -258,6 +273,6 @@ class SharedNodeExchange:
             self._complained = True
             logger.warning(
                 "the node at %s cannot be reached (%s): what it holds is encoded again until it is back",
-                self._path,
+                shown(self._address),
                 why,
             )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ecotone.node.exchange import Abort, Commit, Release
-from ecotone.node.server.messages import Fact
+from ecotone.node.exchange import Abort, Commit, Release, Settled
+from ecotone.node.server.messages import MAX_SETTLED, Fact
 
 Settlement = Commit | Abort | Release
 # No caller waits for the answer to what the node itself settles.
@@ -53,6 +53,7 @@ class Engine:
         self._ranks: frozenset[int] = frozenset()
         self._gone: set[int] = set()
         self._claims: dict[int, _Claim] = {}
+        self._settled: dict[int, tuple[bool, float]] = {}  # claim -> committed, when
 
     @property
     def is_gone(self) -> bool:
@@ -104,6 +105,18 @@ class Engine:
         # A part that nobody is left to do has failed, even where nobody lived to say so.
         claim.failed |= fact.kind == "failed" or not (claim.of & self._gone <= claim.through)
         return self._settle(fact.claim, claim, is_pin=fact.kind == "released")
+
+    def note_settled(self, claim_id: int, now: float, *, committed: bool) -> None:
+        """The scheduler is to hear that it holds this claim no more. Bounded by the claims it was given: each one
+        is settled once, and each of its messages takes some of this along."""
+        self._settled[claim_id] = committed, now
+
+    def take_settled(self, now: float) -> tuple[Settled, ...]:
+        """What the scheduler is told next, the oldest first; only once."""
+        taken = list(self._settled.items())[:MAX_SETTLED]
+        for claim_id, _ in taken:
+            del self._settled[claim_id]
+        return tuple(Settled(_NO_SEQ, claim_id, committed, now - at) for claim_id, (committed, at) in taken)
 
     def forget_claim(self, claim_id: int) -> None:
         """The scheduler settled it."""

@@ -7,11 +7,11 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from ecotone.errors import ConfigError, WireError
 from ecotone.node.attach import peer_uid
+from ecotone.node.server.listen import Address, shown
 from ecotone.node.server.messages import (
     PREAMBLE,
     VERSION,
@@ -41,7 +41,7 @@ class Link:
     """One connection. Whatever goes wrong with it is a ``LostError``, after which it is closed.
 
     Args:
-        path: the node's socket.
+        address: the node's socket.
         hello: the first message.
 
     Raises:
@@ -49,27 +49,31 @@ class Link:
         ConfigError: somebody else's process serves there.
     """
 
-    def __init__(self, path: Path, hello: Hello) -> None:
+    def __init__(self, address: Address, hello: Hello) -> None:
         self._reader = FrameReader()
         self._output = bytearray(PREAMBLE + framed(hello))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.descriptors: list[int] = []
         try:
-            self._socket.connect(str(path))
+            self._socket.connect(str(address))
             uid = peer_uid(self._socket)
         except OSError as error:
             self._socket.close()
             raise LostError(error.strerror or str(error)) from None
         if uid != os.geteuid():
             self._socket.close()
-            raise ConfigError(f"the node at {str(path)!r} belongs to user {uid}, not to user {os.geteuid()}")
+            raise ConfigError(f"the node at {shown(address)} belongs to user {uid}, not to user {os.geteuid()}")
 
-    def wait(self, timeout_s: float) -> None:
-        """Block until something arrived, or for ``timeout_s``."""
-        self.pump()
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something arrived, or for ``timeout_s``; whether there is a reason to look."""
+        deadline = time.monotonic() + timeout_s
         waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        waiting.poll(max(0.0, timeout_s) * 1000)
+        while True:
+            self.pump()
+            waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._output else 0))
+            events = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not events or events[0][1] != select.POLLOUT:
+                return bool(events)
 
     @property
     def unsent_bytes(self) -> int:

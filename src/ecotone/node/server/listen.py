@@ -1,4 +1,5 @@
-"""The node's place in the file system: a socket at a path, and beside it a lock that says who serves there."""
+"""Where a node serves: at a path of the file system, with a lock beside it that says who does, or at a name in the
+abstract namespace, which is nowhere but in the kernel."""
 
 from __future__ import annotations
 
@@ -12,8 +13,45 @@ from pathlib import Path
 
 from ecotone.errors import ConfigError
 
+# Of a node's socket: a path, or an abstract name, which begins with a NUL.
+Address = Path | str
 _MAX_PATH_BYTES = 107  # of a Unix socket's address
 _BACKLOG = 4096
+
+
+def shown(address: Address) -> str:
+    """``address`` as people write it: an abstract name with an ``@``."""
+    return repr(str(address).replace("\0", "@", 1))
+
+
+def take_place(address: Address) -> Place | AbstractPlace:
+    """Hold ``address`` for this process. Raises as the places do."""
+    return Place(address) if isinstance(address, Path) else AbstractPlace(address)
+
+
+class AbstractPlace:
+    """Holds a name in the abstract namespace until ``close``, or until the process ends. Who may connect is the
+    server's to check: such a socket has no mode.
+
+    Raises:
+        ConfigError: the name is taken, or is none.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not address.startswith("\0"):
+            raise ConfigError(f"{address!r} is no abstract name: it must begin with a NUL; a path is a Path")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self.listener.bind(address)
+            self.listener.listen(_BACKLOG)
+        except OSError as error:
+            self.listener.close()
+            what = "a node serves there" if error.errno == errno.EADDRINUSE else str(error)
+            raise ConfigError(f"socket {shown(address)} cannot be made: {what}") from error
+
+    def close(self) -> None:
+        """Let others have the name."""
+        self.listener.close()
 
 
 class Place:

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,6 +61,9 @@ class Loop:
         uid: the user whose processes are served.
         clock: monotonic seconds.
         max_connections: more are not held: who has not said Hello goes first, then newcomers are refused.
+
+    Attributes:
+        lock: held while something is done to the books, never while waiting.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Loop:
         clock: Callable[[], float],
         max_connections: int,
     ) -> None:
+        self.lock = threading.Lock()
         self._listener = listener
         self._service = service
         self._uid = uid
@@ -102,13 +107,16 @@ class Loop:
         """Serve until ``stop``; then close everything."""
         try:
             while not self._stopped:
-                for fd, events in self._epoll.poll(self._timeout()):
-                    self._turn(fd, events)
-                self._service.pump(self._clock())
-                self._release()
-                self._end_silent()
+                news = self._epoll.poll(self._timeout())
+                with self.lock:
+                    for fd, events in news:
+                        self._turn(fd, events)
+                    self._service.pump(self._clock())
+                    self._release()
+                    self._end_silent()
         finally:
-            self.close()
+            with self.lock:
+                self.close()
 
     def statistics(self) -> dict[str, float]:
         """Counters of connections and messages."""

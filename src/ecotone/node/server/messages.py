@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from ecotone.errors import DecodeError
-from ecotone.node.exchange import AnyAnswer, AnyOp
+from ecotone.node.exchange import AnyAnswer, AnyOp, Settled
 from ecotone.node.keys import check_key, check_namespace
 from ecotone.node.region import RegionDescriptor
 from ecotone.protocol.wire import decode, encode
 
-VERSION = 1
+VERSION = 2
 _PREAMBLE = struct.Struct("<8sI")
 _MAGIC = b"ECOTONE\0"
 PREAMBLE = _PREAMBLE.pack(_MAGIC, VERSION)
@@ -27,6 +27,7 @@ _LENGTH_BYTES = 4
 
 MAX_FRAME_BYTES = 2**20
 MAX_BATCH_OPS = 1024  # of a full batch, even the longest operations take less than half a frame
+MAX_SETTLED = 1024  # in one message; there is one for every operation, so that none waits for ever
 MAX_RANKS = 4096
 
 Name = Annotated[str, msgspec.Meta(max_length=200)]
@@ -175,9 +176,15 @@ class Refusal(Message, frozen=True, tag="refusal", gc=False):
 
 
 class Answers(Message, frozen=True, tag="answers", gc=False):
-    """The answers to one ``Batch``."""
+    """The answers to one ``Batch``.
+
+    ``settled``: what workers' facts and deaths settled of the engine's tickets and pins since its last ``Answers``
+    (``MAX_SETTLED`` of it at most; the rest comes with the next). What a connection that broke had on its way is
+    said again: ``Keep`` names what the scheduler still knows of.
+    """
 
     answers: tuple[AnyAnswer, ...]
+    settled: Annotated[tuple[Settled, ...], msgspec.Meta(max_length=MAX_SETTLED)] = ()
 
 
 class Attached(Message, frozen=True, tag="attached", gc=False):

@@ -16,7 +16,7 @@ from ecotone.node.disk import DiskConfig
 from ecotone.node.disk.folder import tenant_folder
 from ecotone.node.extents import ALIGNMENT
 from ecotone.node.region import Region
-from ecotone.node.server.listen import Place
+from ecotone.node.server.listen import Address, take_place
 from ecotone.node.server.loop import Loop
 from ecotone.node.server.service import Service
 from ecotone.node.server.tenants import Tenant
@@ -32,7 +32,7 @@ class SharedNode:
     It serves while ``run`` runs, on the thread that calls it.
 
     Args:
-        path: of the socket.
+        address: of the socket: a path, or an abstract name.
         tenants: bytes for encodings by name of the tenant; engines that name none are of ``""``.
         disk: a directory behind the regions; each tenant has a folder of its own in it, and of its budget the part
             that its memory is of all memory. ``None`` keeps encodings in memory alone.
@@ -40,6 +40,8 @@ class SharedNode:
         prefault: provide the memory now, not as it is touched.
         clock: monotonic seconds.
         uid: the user who is served; ``None`` is the one this process runs as.
+        max_connections: more are not held; ``None``: as many as this process can have descriptors, of which it
+            takes all that it may.
 
     Raises:
         ConfigError: the socket is taken or cannot be made, an unknown policy, or a budget that is too small.
@@ -48,7 +50,7 @@ class SharedNode:
 
     def __init__(
         self,
-        path: Path,
+        address: Address,
         tenants: Mapping[str, int],
         *,
         disk: DiskConfig | None = None,
@@ -56,6 +58,7 @@ class SharedNode:
         prefault: bool = True,
         clock: Callable[[], float] = time.monotonic,
         uid: int | None = None,
+        max_connections: int | None = None,
     ) -> None:
         for name, size in tenants.items():
             if size < ALIGNMENT:
@@ -64,18 +67,18 @@ class SharedNode:
         self._stack = ExitStack()
         with self._stack:
             # First: who does not get the place takes no memory.
-            self.place = Place(path)
-            self._stack.callback(self.place.close)
+            place = take_place(address)
+            self._stack.callback(place.close)
             self._tenants = {
                 name: self._make_tenant(name, size, policy, prefault) for name, size in sorted(tenants.items())
             }
             self._service = Service(self.node_id, self._tenants)
             self._loop = Loop(
-                self.place.listener,
+                place.listener,
                 self._service,
                 os.geteuid() if uid is None else uid,
                 clock,
-                _raise_descriptor_limit() - _RESERVED_DESCRIPTORS,
+                _raise_descriptor_limit() - _RESERVED_DESCRIPTORS if max_connections is None else max_connections,
             )
             self._stack.callback(self._loop.close)
             if disk is not None:
@@ -94,7 +97,7 @@ class SharedNode:
             share = disk.budget * tenant.region.descriptor.size // memory
             with suppress(OSError):  # the tier says what is wrong with it, and the node goes on without it
                 root.mkdir(parents=True, exist_ok=True)
-            self._stack.callback(tenant.close_tier, clock)
+            self._stack.callback(tenant.close_tier, clock, self._loop.lock)
             tenant.open_tier(DiskConfig(root=str(root), budget=share, fsync=disk.fsync), self._loop.wake, clock)
 
     def run(self) -> None:
@@ -106,16 +109,23 @@ class SharedNode:
         self._loop.stop()
 
     def statistics(self) -> dict[str, float]:
-        """Counters of connections and messages. Not while ``run`` runs on another thread."""
-        return {**self._loop.statistics(), **self._service.statistics()}
+        """Counters of connections and messages. Safe from any thread; also after ``close``."""
+        with self._loop.lock:
+            return {**self._loop.statistics(), **self._service.statistics()}
+
+    def tenant_statistics(self, name: str = "") -> dict[str, float]:
+        """A tenant's counters and gauges. Safe from any thread; also after ``close``."""
+        with self._loop.lock:
+            return self._tenants[name].statistics()
 
     def check_integrity(self) -> None:
-        """Check the books of every tenant. Not while ``run`` runs on another thread.
+        """Check the books of every tenant. Safe from any thread; also after ``close``.
 
         Raises:
             IntegrityError: the first thing that does not add up.
         """
-        self._service.check_integrity()
+        with self._loop.lock:
+            self._service.check_integrity()
 
     def close(self) -> None:
         """Give up the place and the memory; who maps it keeps it as long as that. After ``run`` returned.

@@ -93,12 +93,13 @@ class Service:
         tenant = self._tenants[hello.tenant]
         match hello.part, message:
             case "scheduler", Batch(ops=ops):
-                answers = Answers(tuple(tenant.apply(hello.engine_id, ops, now)))
+                settled = tenant.take_settled(hello.engine_id, now)
+                answers = Answers(tuple(tenant.apply(hello.engine_id, ops, now)), settled)
                 if tenant.tier is None or not any(isinstance(op, ForgetAll) for op in ops):
                     return Reply(answers)
                 return Reply(answers, tenant, barrier=tenant.tier.barrier())
             case "scheduler", Keep(ids=ids):
-                tenant.keep(hello.engine_id, ids)
+                tenant.keep(hello.engine_id, ids, now)
                 return None
             case "scheduler", Leave():
                 tenant.scheduler_left(hello.engine_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from heapq import nsmallest
 
 import msgspec
@@ -22,6 +22,7 @@ from ecotone.node.exchange import (
     ForgetAll,
     Lookup,
     Release,
+    Settled,
 )
 from ecotone.node.index import Index
 from ecotone.node.keys import NAMESPACE_HEX
@@ -80,12 +81,13 @@ class Tenant:
         self.index.tier = self.tier = tier
         pump_until(tier, lambda tier: tier.is_adopted, nullcontext(), clock, ADOPT_TIMEOUT_S)
 
-    def close_tier(self, clock: Callable[[], float]) -> None:
-        """Write out what is on no disk yet, for a bounded time."""
+    def close_tier(self, clock: Callable[[], float], lock: AbstractContextManager[object]) -> None:
+        """Write out what is on no disk yet, for a bounded time. ``lock`` guards the books meanwhile."""
         if self.tier is not None:
-            pump_until(self.tier, lambda tier: tier.is_flushed, nullcontext(), clock, FLUSH_TIMEOUT_S)
+            pump_until(self.tier, lambda tier: tier.is_flushed, lock, clock, FLUSH_TIMEOUT_S)
             self.tier.close()
-            self.tier.let_go(clock())
+            with lock:
+                self.tier.let_go(clock())
 
     def statistics(self) -> dict[str, float]:
         """Of the index, and of the disk behind it."""
@@ -193,9 +195,17 @@ class Tenant:
                 engine.forget_claim(op.pin_id)
         return answers
 
-    def keep(self, engine_id: str, ids: frozenset[int]) -> None:
-        """A scheduler is back, and says what it knows of."""
+    def take_settled(self, engine_id: str, now: float) -> tuple[Settled, ...]:
+        """What the engine's scheduler is to hear along with its answers."""
+        return self.engines[engine_id].take_settled(now)
+
+    def keep(self, engine_id: str, ids: frozenset[int], now: float) -> None:
+        """A scheduler is back, and says what it knows of. What is over by now may have been said on the connection
+        that broke: it is said again."""
         self.index.reclaim(engine_id, ids)
+        transfers, pins = self.index.held_by(engine_id)
+        for claim in sorted(ids.difference(transfers, pins)):
+            self.engines[engine_id].note_settled(claim, now, committed=False)
 
     def hear(self, engine_id: str, facts: Iterable[Fact], now: float) -> None:
         """Take in a worker's facts. Those about what the engine does not hold (any more) change nothing."""
@@ -208,8 +218,12 @@ class Tenant:
                 self._settle(engine, engine.hear(fact), now)
 
     def _settle(self, engine: Engine, ended: list[Settlement], now: float) -> None:
-        for answer in self.index.report(engine.engine_id, ended, now):
-            engine.counters["settled_by_workers"] += bool(getattr(answer, "effect", False))
+        for op, answer in zip(ended, self.index.report(engine.engine_id, ended, now), strict=True):
+            if not getattr(answer, "effect", False):
+                continue
+            engine.counters["settled_by_workers"] += 1
+            claim = op.pin_id if isinstance(op, Release) else op.transfer_id
+            engine.note_settled(claim, now, committed=isinstance(op, Commit))
 
     # -- for tools --------------------------------------------------------------------------------------------
 

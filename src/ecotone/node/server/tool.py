@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from ecotone.errors import ResourceError
 from ecotone.node.server.link import Link, LostError, await_message
+from ecotone.node.server.listen import Address, shown
 from ecotone.node.server.messages import (
     Clear,
     Describe,
@@ -34,7 +34,7 @@ class NodeTool:
     """One connection. Whatever keeps the node from answering is a ``ResourceError``.
 
     Args:
-        path: the node's socket.
+        address: the node's socket.
         tenant: whose entries are meant.
         timeout_s: how long an answer may take.
 
@@ -43,14 +43,14 @@ class NodeTool:
         ConfigError: the node belongs to another user.
     """
 
-    def __init__(self, path: Path, tenant: str = "", timeout_s: float = 10.0) -> None:
-        self._path = path
+    def __init__(self, address: Address, tenant: str = "", timeout_s: float = 10.0) -> None:
+        self._address = address
         self._timeout_s = timeout_s
         try:
-            self._link = Link(path, Hello(f"tool-{os.getpid()}", "tool", tenant=tenant))
+            self._link = Link(address, Hello(f"tool-{os.getpid()}", "tool", tenant=tenant))
             await_message(self._link, Welcome, time.monotonic() + timeout_s)
         except LostError as lost:
-            raise ResourceError(f"the node at {str(path)!r}: {lost}") from None
+            raise ResourceError(f"the node at {shown(address)}: {lost}") from None
 
     def describe(self) -> Description:
         """Everything that is counted."""
@@ -94,4 +94,4 @@ class NodeTool:
             self._link.send(message)
             return await_message(self._link, kind, time.monotonic() + self._timeout_s)
         except LostError as lost:
-            raise ResourceError(f"the node at {str(self._path)!r}: {lost}") from None
+            raise ResourceError(f"the node at {shown(self._address)}: {lost}") from None

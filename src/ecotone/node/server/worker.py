@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 from ecotone.errors import ResourceError
 from ecotone.node.region import Region
 from ecotone.node.server.link import Link, LostError, await_message
+from ecotone.node.server.listen import Address, shown
 from ecotone.node.server.messages import MAX_BATCH_OPS, Attach, Attached, Fact, Facts, Hello, Welcome
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,13 @@ class WorkerNode:
     ``tell`` may be called from anywhere, also from a finalizer; a thread of this object does the talking.
 
     Args:
-        path: the node's socket.
+        address: the node's socket.
         hello: who this is: a worker.
         timeout_s: how long an attach may take.
     """
 
-    def __init__(self, path: Path, hello: Hello, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
-        self._path = path
+    def __init__(self, address: Address, hello: Hello, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
+        self._address = address
         self._hello = hello
         self._timeout_s = timeout_s
         self._lock = Lock()  # held while the link is used or exchanged
@@ -56,11 +56,11 @@ class WorkerNode:
         deadline = time.monotonic() + self._timeout_s
         with self._lock:
             if self._closed:
-                raise ResourceError(f"this end of the node at {str(self._path)!r} was closed")
+                raise ResourceError(f"this end of the node at {shown(self._address)} was closed")
             try:
                 attached, descriptor = self._ask(writable, deadline)
             except LostError as lost:
-                raise ResourceError(f"no region from the node at {str(self._path)!r}: {lost}") from None
+                raise ResourceError(f"no region from the node at {shown(self._address)}: {lost}") from None
             if self._thread is None:
                 self._thread = Thread(target=self._talk, name="ecotone-node-worker", daemon=True)
                 self._thread.start()
@@ -97,7 +97,7 @@ class WorkerNode:
                 # end for the end of this process.
                 self._stale.append(self._link)
                 self._link = None
-        link = Link(self._path, self._hello)
+        link = Link(self._address, self._hello)
         try:
             await_message(link, Welcome, deadline)
             answer = self._ask_over(link, writable, deadline)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
 
 from ecotone.errors import ResourceError
 from ecotone.node.region import Region
 from ecotone.node.server.link import Link, LostError
+from ecotone.node.server.listen import Address
 from ecotone.node.server.messages import Attach, ClientMessage, Fact, Facts, Hello, NodeMessage, Refusal
 from ecotone.testing.sim.memory import SimRegion
 from ecotone.testing.sim.node import Connection, SimNode
@@ -35,6 +35,10 @@ class SimLink(Link):
     def pump(self) -> None:
         """Nothing is kept."""
 
+    def wait(self, timeout_s: float) -> bool:  # noqa: ARG002 - time stands still while somebody runs
+        """See ``Link``."""
+        return bool(self._connection.inbox) or self._connection.hung_up
+
     def receive(self) -> Iterator[NodeMessage]:
         """See ``Link``."""
         connection = self._connection
@@ -53,10 +57,10 @@ class SimLink(Link):
         self._node.hang_up(self._connection)
 
 
-def link_opener(node: SimNode, random: Random, opened: list[SimLink]) -> Callable[[Path, Hello], Link]:
-    """Opens links to ``node`` wherever the path leads; the present one is the last of ``opened``."""
+def link_opener(node: SimNode, random: Random, opened: list[SimLink]) -> Callable[[Address, Hello], Link]:
+    """Opens links to ``node`` wherever the address leads; the present one is the last of ``opened``."""
 
-    def open_link(_path: Path, hello: Hello) -> Link:
+    def open_link(_address: Address, hello: Hello) -> Link:
         opened.append(SimLink(node, random, hello))
         del opened[:-1]
         return opened[-1]

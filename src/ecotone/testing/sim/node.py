@@ -53,6 +53,9 @@ class DirectExchange:
         answers, self._answers = self._answers, []
         return answers
 
+    def wait(self, timeout_s: float) -> None:
+        """Every answer is there at once."""
+
     def statistics(self) -> dict[str, float]:
         """See the contract."""
         return self._watch.index.statistics()
