@@ -257,7 +257,8 @@ def check(
         str,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="An ECConnectorFactory class, a Subject, a worker metadata type, or 'EcotoneConnector'.",
+            help="An ECConnectorFactory class, a Subject, a worker metadata type, or 'EcotoneConnector'"
+            " ('EcotoneConnector-disk', 'EcotoneConnector-node').",
         ),
     ],
     options: Annotated[

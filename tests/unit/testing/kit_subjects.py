@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ecotone.testing.kit.target import BUILT_IN
+from ecotone.testing.kit.own import BUILT_IN
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
@@ -13,3 +13,5 @@ import file_connector
 
 FILES = file_connector.subject
 ECOTONE = BUILT_IN["EcotoneConnector"]
+DISK = BUILT_IN["EcotoneConnector-disk"]
+NODE = BUILT_IN["EcotoneConnector-node"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit_subjects import ECOTONE, FILES
+from kit_subjects import DISK, ECOTONE, FILES, NODE
 
 from ecotone.testing import check_connector
 
@@ -13,6 +13,23 @@ def test_ecotones_connector_passes():
     assert report.ok, str(report)
     assert set(report.names("skipped")) == {"found-after-restart", "loss-is-a-failed-load"}
     assert report.names("not reached") == ()
+
+
+def test_ecotones_connector_passes_with_a_disk_behind_little_memory():
+    report = check_connector(DISK, examples=3)
+    assert report.ok, str(report)
+    assert report.names("skipped") == ()
+    assert report.names("not reached") == ()
+
+
+def test_ecotones_connector_passes_over_a_shared_node():
+    report = check_connector(NODE, examples=5)
+    assert report.ok, str(report)
+    assert set(report.names("skipped")) == {
+        "ready-after-every-report",  # it is the node that knows
+        "awake-while-pending",
+        "loss-is-a-failed-load",
+    }
 
 
 def test_the_example_passes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         zero_copy: loads are views of the store, not copies.
         background: it works on threads or in processes of its own, so that a transfer may take real time.
         patience_s: the longest real time that a transfer of a few kilobytes may take there.
+        answers_within_s: the longest real time that the scheduler half may wait for an answer from elsewhere. For
+            so long an idle engine's clock goes as slowly as a real one; then it leaps, so that what waits for a
+            time to be over gets it.
     """
 
     roles: tuple[ECRole, ...] = ("ec_both", "ec_producer", "ec_consumer")
@@ -39,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     zero_copy: bool = False
     background: bool = False
     patience_s: float = 10.0
+    answers_within_s: float = 0.0
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         capabilities: what it can do.
         options: as configured. In texts, ``{scratch}`` is replaced by a new empty directory for each run.
         lose: takes everything out of the store behind the connector's back, given that directory.
+        beside: what runs beside its engines (a server), given that directory; entered before the first of them
+            starts, left after the last one ended.
         name: of reports.
     """
 
@@ -56,6 +63,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     options: dict[str, Any] = {}
     lose: Callable[[Path], None] | None = None
+    beside: Callable[[Path], AbstractContextManager[object]] = nullcontext
     name: str = ""
 
     def options_in(self, scratch: Path) -> dict[str, Any]:

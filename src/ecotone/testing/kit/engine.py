@@ -18,7 +18,7 @@ from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutpu
 from ecotone.protocol.params import PoolingParams, SamplingParams
 from ecotone.protocol.step import SchedulerOutput
 from ecotone.protocol.wire import decode, encode
-from ecotone.testing.kit.capabilities import Subject
+from ecotone.testing.kit.capabilities import Capabilities, Subject
 from ecotone.testing.kit.ledger import Ledger
 from ecotone.testing.kit.oracle import KitModel, Library
 from ecotone.testing.kit.plan import ITEMS, Setup
@@ -76,7 +76,9 @@ class KitEngine:
         self._now = 0.0
         self._news = threading.Event()
         self._background = subject is not None and subject.capabilities.background
-        self._patience_s = subject.capabilities.patience_s if subject is not None else 0.0
+        can = Capabilities() if subject is None else subject.capabilities
+        self._patience_s, self._answers_within_s = can.patience_s, can.answers_within_s
+        self._idle_since: float | None = None  # real
         self._subject = subject
         self._scratch = scratch
         self.connector: WatchedScheduler | None = None
@@ -208,8 +210,17 @@ class KitEngine:
         if self.connector is not None:
             self.connector.check_integrity()
         did = bool(scheduler_output.scheduled or deltas)
-        self._now += STEP_S if did else IDLE_S
+        self._pass_time(did)
         return did
+
+    def _pass_time(self, did: bool) -> None:
+        began, self._idle_since = self._idle_since, None
+        if did:
+            self._now += STEP_S
+            return
+        self._idle_since = time.monotonic() if began is None else began
+        waits = time.monotonic() < self._idle_since + self._answers_within_s
+        self._now += _WAIT_S if waits else IDLE_S
 
     def rest(self) -> None:
         """Step until there is no work. Once a report was lost, what the connector waits for is none.

@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def run_plan(subject: Subject, plan: Plan) -> Outcome:
     """Carry out ``plan`` with new halves of the subject."""
     checks: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="ecotone-kit-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="ecotone-kit-") as scratch, subject.beside(Path(scratch)):
         run = _Run(subject, plan, Path(scratch), checks)
         try:
             run.carry_out()

@@ -8,24 +8,16 @@ from typing import Any
 
 import msgspec
 
-from ecotone.connectors.factory import EcotoneConnectorFactory
 from ecotone.errors import ConfigError
 from ecotone.protocol.connector import ECConnectorFactory
 from ecotone.protocol.outputs import ECConnectorWorkerMetadata
-from ecotone.testing.kit.capabilities import Capabilities, Subject
+from ecotone.testing.kit.capabilities import Subject
 from ecotone.testing.kit.connector import DEFAULT_EXAMPLES, check_connector
 from ecotone.testing.kit.metadata import check_worker_metadata
+from ecotone.testing.kit.own import BUILT_IN
 from ecotone.testing.kit.report import Report
 from ecotone.testing.kit.rules import CONNECTOR_RULES, METADATA_RULES, Rule
 
-BUILT_IN = {
-    "EcotoneConnector": Subject(
-        factory=EcotoneConnectorFactory(),
-        capabilities=Capabilities(zero_copy=True, background=True),
-        options={"memory": 4096},
-        name="EcotoneConnector",
-    )
-}
 Target = Subject | type[ECConnectorWorkerMetadata]
 
 
