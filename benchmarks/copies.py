@@ -23,7 +23,7 @@ BATCH = {(256, 1024): 8, (576, 4096): 8, (16384, 4096): 2}
 """Items that one step saves, for the bandwidth: an encoder runs on several."""
 
 
-class _Rank:
+class Rank:
     """A worker half attached to a region that holds ``count`` entries of one layout."""
 
     def __init__(self, region: Region, layout: Layout, count: int, *, views: bool) -> None:
@@ -82,6 +82,10 @@ class _Rank:
         self._expect(ReportKind.LOADED, 1)
         return seconds
 
+    def loaded(self) -> torch.Tensor:
+        """The rows that ``load`` has brought."""
+        return self._cache[self._places[0][0]]
+
     def _expect(self, kind: ReportKind, count: int) -> None:
         meta = self.half.build_connector_worker_meta()
         if meta is None or sum(report.kind is kind for report in meta.reports) != count:
@@ -108,7 +112,7 @@ def _measure(shape: tuple[int, int], rounds: int) -> dict[str, float]:
     rows = [torch.randn(shape).to(torch.bfloat16) for _ in range(count)]
     targets = [torch.zeros_like(tensor) for tensor in rows]
     region = Region.create(count * layout.nbytes, "benchmark", prefault=True)
-    copying, viewing = (_Rank(region, layout, count, views=views) for views in (False, True))
+    copying, viewing = (Rank(region, layout, count, views=views) for views in (False, True))
     tasks: dict[str, Callable[[], float]] = {
         "memcpy": partial(_memcpy, targets[:1], rows[:1]),
         "save": partial(copying.save, rows[:1]),

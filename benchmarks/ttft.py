@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from transformers import AutoProcessor, CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from benchmarks.harness import interleave, ratio
+from benchmarks.llava import DIGITS, make_llava, rows_of
 from ecotone import ECConfig, Engine, Prompt, SamplingParams
 
-DIGITS = Path(__file__).parents[1] / "models" / "digits-llava"
 TEXT = "USER: <image> What digit is this? ASSISTANT:"
-SIZE, PATCH = 224, 14
+SIDE = 224
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
 
@@ -33,13 +32,13 @@ def run(quick: bool) -> dict[str, Any]:
     asks fewer questions."""
     rounds = 10 if quick else 60
     with tempfile.TemporaryDirectory(prefix="ecotone-bench-") as folder:
-        heavy = _make_heavy(Path(folder))
-        return {"digits": _measure(DIGITS, 16, rounds), "22M encoder": _measure(heavy, 256, rounds)}
+        heavy = make_llava(Path(folder), SIDE)
+        return {"digits": _measure(DIGITS, 16, rounds), "22M encoder": _measure(heavy, rows_of(SIDE), rounds)}
 
 
 def _measure(model: Path, rows: int, rounds: int) -> dict[str, float]:
     random = np.random.default_rng(0)
-    images = [Image.fromarray(random.integers(0, 256, (SIZE, SIZE, 3), np.uint8)) for _ in range(2)]
+    images = [Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), np.uint8)) for _ in range(2)]
     prompts = [Prompt(TEXT, images=[image]) for image in images]
     plain = Engine(model, encoder_cache_rows=rows)
     cached = Engine(model, encoder_cache_rows=rows, ec=ECConfig(options={"memory": "16MiB"}))
@@ -72,19 +71,3 @@ def _first_token(engine: Engine, prompts: Any, encodes: int) -> float:
     ):
         raise RuntimeError(f"this measures something else: {metrics}")
     return metrics.ttft_s
-
-
-def _make_heavy(folder: Path) -> Path:
-    """A checkpoint folder: the shipped model's language model and tokenizer sizes, with a larger tower."""
-    config = LlavaConfig.from_pretrained(DIGITS)
-    config.vision_config = CLIPVisionConfig(
-        hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=6, image_size=SIZE,
-        patch_size=PATCH,
-    )  # fmt: skip
-    config.image_seq_length = (SIZE // PATCH) ** 2
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
-    processor = AutoProcessor.from_pretrained(DIGITS)
-    processor.image_processor.size = {"shortest_edge": SIZE}
-    processor.image_processor.crop_size = {"height": SIZE, "width": SIZE}
-    processor.save_pretrained(folder)
-    return folder

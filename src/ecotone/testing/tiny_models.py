@@ -36,9 +36,9 @@ def make_tiny_model(family: str, folder: Path | str, *, seed: int = 0) -> Path:
     processor, architecture = _lookup(family)
     tokenizer = processor.save(path)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)  # of what the library draws, and ``_widen`` leaves alone
+        torch.manual_seed(seed)  # of what the library draws, and ``widen`` leaves alone
         model = architecture.build(tokenizer)
-    _widen(model, seed)
+    widen(model, seed)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     with no_progress_bars():
         model.save_pretrained(path)
@@ -60,8 +60,8 @@ def _lookup(family: str) -> tuple[TinyProcessor, TinyArchitecture]:
     return processors()[family], architectures()[family]
 
 
-def _widen(model: torch.nn.Module, seed: int) -> None:
-    """Weights at 1/sqrt(fan_in): with the library's 0.02, wrong encoder rows would hardly move the logits."""
+def widen(model: torch.nn.Module, seed: int) -> None:
+    """Draw weights at 1/sqrt(fan_in): with the library's 0.02, wrong encoder rows would hardly move the logits."""
     generator = torch.Generator().manual_seed(_GENERATOR_SEED + seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
