@@ -1,0 +1,185 @@
+"""The scheduler's side: answers vLLM's questions about items out of Ecotone's scheduler half.
+
+vLLM asks twice. ``ensure_available``, with the request, may put the request off; ``has_item``, with nothing but an
+item's identifier, must be answered at once, and after True there is no way back: an item that is then not loaded
+ends the engine. So the first one asks the node, waits a moment for the answers, and puts the request off where
+somebody is still writing; the second one repeats what was said, and says True only of what is pinned.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from ecotone.connectors.messages import EcotoneStepMetadata
+from ecotone.connectors.scheduler import EcotoneSchedulerConnector
+from ecotone.errors import ContractError
+from ecotone.node.keys import Namespace
+from ecotone.protocol.connector import CacheLookup, ECItem
+from ecotone.vllm.messages import NO_ORDERS, VllmStepMetadata, VllmWorkerMetadata
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.002
+"""How long a scheduling pass waits for the node. Putting a request off costs vLLM an empty step, and more time."""
+
+
+class Feature(Protocol):
+    """vLLM's ``MultiModalFeatureSpec``: an item of a request."""
+
+    modality: str
+    identifier: str
+    mm_position: Any
+
+
+class Request(Protocol):
+    """vLLM's ``Request``."""
+
+    request_id: str
+    mm_features: list[Feature]
+
+
+class _Wanted(NamedTuple):
+    """An item that this pass may schedule, and for whom."""
+
+    req_id: str
+    item: ECItem
+
+
+class SchedulerSide:
+    """What vLLM's scheduler drives. A pass is questions, allocations, and ``build_orders``.
+
+    Args:
+        half: Ecotone's scheduler half.
+        namespace: what identifiers are read in.
+        widths: elements in a row, by modality. Items of others are not cached.
+        reach: how many tokens a pass schedules of one request at most.
+        life: names this engine among all, for the namespaces after a weight update.
+    """
+
+    def __init__(
+        self,
+        half: EcotoneSchedulerConnector,
+        namespace: Namespace,
+        widths: Mapping[str, int],
+        reach: int,
+        life: str,
+    ) -> None:
+        self._half = half
+        self._namespace = namespace
+        self._widths = widths
+        self._reach = reach
+        self._life = life
+        self._host = socket.gethostname()
+        self._key: Callable[[str], str] = namespace.key
+        # What vLLM's own encoder cache holds: it is asked before the connector, so nothing is asked about these.
+        self._local: set[str] = set()
+        # This pass, by identifier.
+        self._wanted: dict[str, _Wanted] = {}
+        self._said: dict[str, CacheLookup] = {}
+        self._allocated: set[str] = set()
+
+    # -- a scheduling pass ------------------------------------------------------------------------------------
+
+    def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
+        """Whether ``request`` may be scheduled now. False while an item that it comes to next is being written."""
+        ahead = list(self._ahead(request, num_computed_tokens))
+        if not ahead:
+            return True
+        for identifier, item in ahead:
+            self._wanted.setdefault(identifier, _Wanted(request.request_id, item))
+        asked = [identifier for identifier, _ in ahead if identifier not in self._local]
+        self._ask(asked)
+        return all(self._said[identifier] is not CacheLookup.PENDING for identifier in asked)
+
+    def has_item(self, identifier: str) -> bool:
+        """Whether the item is loaded (True), or encoded by vLLM (False)."""
+        if identifier not in self._said and identifier in self._wanted:
+            # vLLM had it, and has made room since the pass began.
+            self._ask([identifier])
+        return self._said.get(identifier) is CacheLookup.READY
+
+    def allocated(self, identifier: str) -> None:
+        """vLLM's encoder cache has room for the item, which is loaded or encoded in this step."""
+        self._allocated.add(identifier)
+        said = self._said.get(identifier)
+        if said is CacheLookup.READY or said is CacheLookup.MISS:
+            self._half.update_state_after_alloc(*self._wanted[identifier])
+
+    def build_orders(self, evicted: Iterable[str]) -> VllmStepMetadata:
+        """End the pass. ``evicted``: what vLLM's encoder cache does not hold any more, by identifier."""
+        orders = self._half.build_connector_meta()
+        metadata = NO_ORDERS if orders is None else self._named(orders)
+        self._local.difference_update(evicted)
+        if self._wanted or self._allocated:
+            self._local |= self._allocated
+            self._wanted.clear()
+            self._said.clear()
+            self._allocated.clear()
+        return metadata
+
+    def _ahead(self, request: Request, num_computed_tokens: int) -> Iterable[tuple[str, ECItem]]:
+        """The items whose rows this pass may need, once each."""
+        end = num_computed_tokens + self._reach
+        seen = set()
+        for feature in request.mm_features:
+            place = feature.mm_position
+            if place.offset >= end:
+                break
+            width = self._widths.get(feature.modality)
+            if place.offset + place.length <= num_computed_tokens or width is None or feature.identifier in seen:
+                continue
+            num_rows = place.get_num_embeds()
+            if num_rows:
+                seen.add(feature.identifier)
+                yield feature.identifier, ECItem(self._key(feature.identifier), num_rows, width)
+
+    def _ask(self, identifiers: list[str]) -> None:
+        fresh = [identifier for identifier in identifiers if identifier not in self._said]
+        if not fresh:
+            return
+        self._half.prepare((self._wanted[identifier].item for identifier in fresh), PATIENCE_S)
+        for identifier in fresh:
+            self._said[identifier] = self._half.lookup(*self._wanted[identifier])
+
+    def _named(self, orders: EcotoneStepMetadata) -> VllmStepMetadata:
+        ordered = {order.key for order in (*orders.loads, *orders.saves)}
+        names = {wanted.item.key: identifier for identifier, wanted in self._wanted.items()}
+        return VllmStepMetadata(orders, {key: names[key] for key in ordered}, self._host)
+
+    # -- what came of it --------------------------------------------------------------------------------------
+
+    def take_in(self, metadata: VllmWorkerMetadata) -> None:
+        """What all ranks reported, folded.
+
+        Raises:
+            ContractError: it is another connector's.
+        """
+        if not isinstance(metadata, VllmWorkerMetadata):
+            raise ContractError(f"worker metadata of type {type(metadata).__name__} is not this connector's")
+        self._half.update_connector_output(metadata.report)
+
+    def request_finished(self, req_id: str) -> None:
+        """``req_id`` ended, in whichever way."""
+        self._half.request_finished(req_id)
+
+    def reset(self) -> None:
+        """The weights changed, or somebody says so: nothing stored before is found again."""
+        stale = self._namespace
+        self._namespace = stale.next_epoch(self._life)
+        self._key = self._namespace.key
+        self._half.reset_cache(stale.digest)
+        self._local.clear()
+        self._wanted.clear()
+        self._said.clear()
+        logger.info("the encodings of epoch %d are forgotten", stale.epoch)
+
+    def statistics(self) -> dict[str, float]:
+        """The scheduler half's."""
+        return self._half.statistics()
+
+    def shutdown(self) -> None:
+        """Leave the node, and end it where it lives in here. Idempotent."""
+        self._half.shutdown()
