@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import interleave, ratio, timed
+from ecotone.connectors.factory import EcotoneConnectorFactory
 from ecotone.node import (
     Acquire,
     AnyAnswer,
@@ -36,16 +37,19 @@ from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.tool import NodeTool
 from ecotone.node.server.worker import WorkerNode
+from ecotone.protocol.connector import CacheLookup, ECItem, ECSchedulerContext, EncoderSpec, Participant
 
 SIZES = {"64 KiB": 2**16, "4 MiB": 2**22, "64 MiB": 2**26}
 BATCHES, CLIENTS = (1, 16, 256), (1, 4, 16)
+PREPARED = (1, 8, 64)
 _MEMORY = 2**28
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Rows of hits by size, and of lookups per second by clients and batch."""
+    """Rows of hits by size, of lookups per second by clients and batch, and of questions to a hosted node."""
     with tempfile.TemporaryDirectory() as folder, running_node(Path(folder) / "node.sock", _MEMORY) as path:
-        return {**_hits(path, 40 if quick else 200), **_lookups(path, 0.5 if quick else 2.0)}
+        rows = {**_hits(path, 40 if quick else 200), **_lookups(path, 0.5 if quick else 2.0)}
+    return {**rows, **_prepared(200 if quick else 2000)}
 
 
 @contextmanager
@@ -126,6 +130,37 @@ def _hit(exchange: NodeExchange, region: Region, name: str, layout: Layout) -> N
     views = [region.view(extent) for extent in ready.extents]
     _ask(exchange, Release(2, ready.pin_id))
     views.clear()
+
+
+def _prepared(rounds: int) -> dict[str, dict[str, float]]:
+    """What a scheduling pass waits for the node inside its own process, by how many items it asks about."""
+    context = ECSchedulerContext(
+        engine_id=f"bench-{os.getpid()}",
+        role="ec_both",
+        options={"memory": _MEMORY, "prefault": False},
+        participants=(Participant(0, "host"),),
+        encoder=EncoderSpec(hidden_size=64, levels=0, dtype="bfloat16"),
+        clock=time.monotonic,
+    )
+    half = EcotoneConnectorFactory(hosted=True).scheduler_half(context)
+    rows = {}
+    for count in PREPARED:
+        items = [ECItem(_key(f"prepared-{number}"), 64) for number in range(count)]
+        seconds = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            half.prepare(items, 1.0)
+            seconds.append(time.perf_counter() - began)
+            if any(half.lookup("r", item) is not CacheLookup.MISS for item in items):
+                raise RuntimeError("a prepared answer was not there")
+            half.build_connector_meta()  # nothing runs: every ticket goes back
+        seconds.sort()
+        rows[f"prepare, hosted node, {count} item{'s' if count > 1 else ''}"] = {
+            "median_us": round(seconds[rounds // 2] * 1e6, 1),
+            "p99_us": round(seconds[rounds * 99 // 100] * 1e6, 1),
+        }
+    half.shutdown()
+    return rows
 
 
 _CLIENT = """

@@ -1,4 +1,5 @@
-"""The scheduler half over a real index, with simulated ranks whose reports come late, twice and in any order.
+"""The scheduler half over a real node, with simulated ranks whose reports come late, twice and in any order: to
+the scheduler, to the node, or to both.
 
 The region is a byte array and each key's encoding one byte, repeated. So a load of an entry that is not written
 in full, or memory that is given to another entry while somebody reads it, shows as a wrong byte.
@@ -7,6 +8,7 @@ in full, or memory that is given to another entry while somebody reads it, shows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -18,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order, Report, ReportKind
 from ecotone.connectors.scheduler import EcotoneSchedulerConnector
 from ecotone.connectors.shares import cut, share_of_rows
-from ecotone.node.eviction import make_policy
 from ecotone.node.exchange import AnyAnswer, AnyOp
-from ecotone.node.index import Index
 from ecotone.node.keys import Namespace
+from ecotone.node.region import RegionDescriptor
+from ecotone.node.server.messages import Fact
+from ecotone.node.server.tenants import Tenant
 from ecotone.protocol.connector import CacheLookup, ECItem
 from ecotone.protocol.outputs import ECConnectorOutput
 from ecotone.testing.exchange import DelayedExchange
@@ -33,17 +36,21 @@ ITEMS = tuple(range(6))
 REQUESTS = ("a", "b", "c")
 
 
-class IndexExchange:
-    """One client's end of an index, at once."""
+class TenantExchange:
+    """One scheduler's end of a shared node's tenant, at once. News come with answers alone."""
 
-    def __init__(self, index: Index, clock: FakeClock, client: str = "engine") -> None:
-        self.index = index
+    def __init__(self, clock: FakeClock) -> None:
+        region = SimpleNamespace(descriptor=RegionDescriptor("region", 1, CAPACITY))
+        self.tenant = Tenant("", region, "lru", 1)  # type: ignore[arg-type]
+        self.tenant.scheduler_came("engine", 1, RANKS)
         self.clock = clock
-        self.client = client
         self.answers: list[AnyAnswer] = []
 
     def submit(self, ops: Sequence[AnyOp]) -> None:
-        self.answers += self.index.apply(self.client, ops, self.clock())
+        now = self.clock()
+        if ops:
+            self.answers += self.tenant.take_settled("engine", now)
+            self.answers += self.tenant.apply("engine", tuple(ops), now)
 
     def flush(self) -> None:
         pass
@@ -56,14 +63,27 @@ class IndexExchange:
         pass
 
     def statistics(self) -> dict[str, float]:
-        return self.index.statistics()
+        return self.tenant.index.statistics()
 
     def close(self) -> None:
-        self.index.close_client(self.client)
+        pass
 
 
 def stamp(key: str) -> int:
     return crc32(key.encode()) % 255 + 1
+
+
+FACTS = {ReportKind.SAVED: "saved", ReportKind.SAVE_FAILED: "failed"}
+
+
+def told_to_the_node(report: Report, order: Order) -> list[Fact]:
+    """What a rank says to the node itself when it reports this."""
+    if report.kind is ReportKind.LOADED:
+        return []
+    of = RANKS
+    if report.kind in FACTS:
+        of = tuple(rank for rank in RANKS if share_of_rows(order.layout.shape[0], RANKS, rank))
+    return [Fact(order.claim, report.rank, of, FACTS.get(report.kind, "released"))]  # type: ignore[arg-type]
 
 
 class Rank:
@@ -108,13 +128,22 @@ class Rank:
 
 
 class ConnectorMachine(RuleBasedStateMachine):
-    @initialize(delays=st.lists(st.integers(0, 4), min_size=1, max_size=5), producer=st.booleans())
-    def start(self, delays: list[int], producer: bool) -> None:
+    @initialize(
+        delays=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+        producer=st.booleans(),
+        heard_by=st.sampled_from(["scheduler", "node", "both"]),
+    )
+    def start(self, delays: list[int], producer: bool, heard_by: str) -> None:
         self.clock = FakeClock()
-        self.index = Index(CAPACITY, "region", 1, make_policy("lru"))
+        node = TenantExchange(self.clock)
+        self.tenant, self.index = node.tenant, node.tenant.index
         self.delays = delays
         self.delayed = 0
-        exchange = DelayedExchange(IndexExchange(self.index, self.clock), self._delay)
+        self.heard_by = heard_by
+        self.orders: dict[int, Order] = {}
+        self.untold: list[Fact] = []
+        self.told: list[Fact] = []
+        exchange = DelayedExchange(node, self._delay)
         role = "ec_producer" if producer else "ec_both"
         self.half = EcotoneSchedulerConnector(scheduler_context(role, RANKS, self.clock), exchange, 3.0)
         self.region = bytearray(CAPACITY)
@@ -143,20 +172,38 @@ class ConnectorMachine(RuleBasedStateMachine):
         meta = self.half.build_connector_meta()
         if meta is not None:
             assert {order.key for order in (*meta.loads, *meta.saves)} <= allocated
+            self.orders |= {order.transfer_id: order for order in (*meta.loads, *meta.saves)}
             for rank in self.ranks:
                 rank.take(meta)
+
+    def _happened(self, reports: list[Report]) -> None:
+        if self.heard_by != "node":
+            self.undelivered += reports
+        if self.heard_by != "scheduler":
+            self.untold += [f for r in reports for f in told_to_the_node(r, self.orders[r.transfer_id])]
+
+    @precondition(lambda self: self.untold)
+    @rule(data=st.data())
+    def tell_the_node(self, data: st.DataObject) -> None:
+        """Some facts reach the node, not in their order, and some of them again."""
+        count = data.draw(st.integers(1, len(self.untold)))
+        chosen = data.draw(st.permutations(self.untold))[:count]
+        self.untold = [fact for fact in self.untold if fact not in chosen]
+        self.told += chosen
+        again = data.draw(st.lists(st.sampled_from(self.told), max_size=2))
+        self.tenant.hear("engine", [*chosen, *again], self.clock())
 
     @precondition(lambda self: any(rank.todo for rank in self.ranks))
     @rule(data=st.data(), fails=st.integers(0, 5).map(lambda n: n == 0))
     def work(self, data: st.DataObject, fails: bool) -> None:
         rank = data.draw(st.sampled_from([rank for rank in self.ranks if rank.todo]))
-        self.undelivered += rank.work(data.draw(st.integers(0, len(rank.todo) - 1)), fails)
+        self._happened(rank.work(data.draw(st.integers(0, len(rank.todo) - 1)), fails))
 
     @precondition(lambda self: any(rank.views for rank in self.ranks))
     @rule(data=st.data())
     def drop_view(self, data: st.DataObject) -> None:
         rank = data.draw(st.sampled_from([rank for rank in self.ranks if rank.views]))
-        self.undelivered.append(rank.drop_view(data.draw(st.integers(0, len(rank.views) - 1))))
+        self._happened([rank.drop_view(data.draw(st.integers(0, len(rank.views) - 1)))])
 
     @precondition(lambda self: self.undelivered)
     @rule(data=st.data())
@@ -212,18 +259,30 @@ class ConnectorMachine(RuleBasedStateMachine):
             return
         for rank in self.ranks:
             while rank.todo:
-                self.undelivered += rank.work(0, fails=False)
-        self._tell(self.undelivered)
-        self._rest()  # with views still held
+                self._happened(rank.work(0, fails=False))
+        self._let_everybody_hear()
+        if self.heard_by != "node":  # what a node hears does not say that a load has arrived
+            self._rest()  # with views still held
         assert self.index.statistics()["transfers"] == 0
         for rank in self.ranks:
             while rank.views:
-                self._tell([rank.drop_view(0)])
+                self._happened([rank.drop_view(0)])
+        self._let_everybody_hear()
         self._rest()
         stats = self.half.statistics()
         assert stats["saves_in_flight"] == stats["pins_held"] == stats["answers_awaited"] == 0
         assert stats["node.transfers"] == stats["node.pins"] == stats["node.bytes_draining"] == 0
         self.index.check_integrity()
+
+    def _let_everybody_hear(self) -> None:
+        self.tenant.hear("engine", self.untold, self.clock())
+        self._tell(self.undelivered)
+        self.untold, self.undelivered = [], []
+        self.half.build_connector_meta()
+        self.half.lookup("last", ECItem(self.namespace.key(f"at {self.clock.now}"), CAPACITY))  # brings the news
+        self.clock.now += 1.0
+        for _ in range(20):
+            self.half.build_connector_meta()
 
     def _rest(self) -> None:
         """Empty steps for as long as there is work: it must end."""
@@ -241,8 +300,9 @@ TestConnectorMachine = ConnectorMachine.TestCase
 def _story(delay: int) -> tuple[list[tuple[int, CacheLookup, int, int]], dict[str, float]]:
     """What becomes of a fixed sequence of items, each asked for until there is an answer."""
     clock = FakeClock()
-    index = Index(CAPACITY, "region", 1, make_policy("lru"))
-    exchange = DelayedExchange(IndexExchange(index, clock), delay)
+    node = TenantExchange(clock)
+    index = node.tenant.index
+    exchange = DelayedExchange(node, delay)
     half = EcotoneSchedulerConnector(scheduler_context(ranks=RANKS, clock=clock), exchange, 1e9)
     ranks = [Rank(rank, bytearray(CAPACITY)) for rank in RANKS]
     for rank in ranks[1:]:

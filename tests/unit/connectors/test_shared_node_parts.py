@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from connector_doubles import SPEC, Bench, FakeClock, fact, item, scheduler_context
@@ -15,10 +17,13 @@ from ecotone.connectors.budget import FACTOR, LONGEST_S, SHORTEST_S, UNMEASURED_
 from ecotone.connectors.config import parse_options
 from ecotone.connectors.factory import EcotoneConnectorFactory
 from ecotone.connectors.messages import ReportKind
+from ecotone.connectors.scheduler import EcotoneSchedulerConnector
 from ecotone.errors import ConfigError
 from ecotone.node.server.node import SharedNode
 from ecotone.node.server.tool import NodeTool
 from ecotone.protocol.connector import CacheLookup, ECSchedulerContext, ECWorkerContext
+
+PATIENCE_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,71 @@ def contexts(path: Path, engine_id: str) -> tuple[ECSchedulerContext, ECWorkerCo
         wakeup=lambda: None,
     )
     return scheduler, worker
+
+
+def hosted_contexts() -> tuple[ECSchedulerContext, ECWorkerContext]:
+    options = {"memory": 2**16, "prefault": False}
+    engine_id = f"hosted-parts-{os.getpid()}"
+    scheduler, worker = contexts(Path("unused"), engine_id)
+    return (
+        msgspec.structs.replace(scheduler, options=options),
+        msgspec.structs.replace(worker, options=options),
+    )
+
+
+def test_a_hosted_engine_needs_no_reports() -> None:
+    """Everything that a scheduler half must know of its ranks comes from the node: no report is ever delivered."""
+    factory = EcotoneConnectorFactory(hosted=True)
+    contexts = hosted_contexts()
+    half, worker = factory.scheduler_half(contexts[0]), factory.worker_half(contexts[1])
+    assert isinstance(half, EcotoneSchedulerConnector)
+    cat, rows = item("cat"), torch.arange(4 * SPEC.width, dtype=torch.float32).view(4, SPEC.width)
+
+    def run(cache: dict[str, torch.Tensor]) -> CacheLookup:
+        """A pass and a step."""
+        half.prepare([cat], PATIENCE_S)
+        said = half.lookup("r", cat)
+        assert said is not CacheLookup.PENDING
+        half.update_state_after_alloc("r", cat)
+        worker.bind_connector_metadata(half.build_connector_meta())
+        worker.start_load_caches(cache)
+        worker.wait_for_loads(cache)
+        worker.save_caches(cache, cat.key)
+        worker.build_connector_worker_meta()  # and the engine loses it
+        return said
+
+    def hear() -> None:
+        """Of what was settled: with the answer to some other question."""
+        half.prepare([item("other")], PATIENCE_S)
+        half.build_connector_meta()
+
+    assert run({cat.key: rows}) is CacheLookup.MISS
+    while half.statistics()["node.bytes_ready"] == 0:
+        pass
+    hear()
+    assert half.statistics()["saves_in_flight"] == 0
+    cache: dict[str, torch.Tensor] = {}
+    assert run(cache) is CacheLookup.READY
+    assert torch.equal(cache[cat.key], rows)
+    assert half.statistics()["pins_held"] == half.statistics()["node.pins"] == 1
+    cache.clear()  # the view is dead
+    while half.statistics()["node.pins"]:
+        pass
+    hear()
+    assert half.statistics()["pins_held"] == half.statistics()["node.held"] == 0
+    half.check_integrity()
+    worker.shutdown()
+    half.shutdown()
+    half.check_integrity()
+    half.shutdown()
+    factory.scheduler_half(contexts[0]).shutdown()  # the name is free again
+
+
+def test_a_hosted_factory_uses_the_node_that_is_named(path: Path) -> None:
+    half = EcotoneConnectorFactory(hosted=True).scheduler_half(contexts(path, "named")[0])
+    with NodeTool(path) as tool:
+        assert [engine.engine_id for engine in tool.describe().engines] == ["named"]
+    half.shutdown()
 
 
 def test_a_save_is_ready_for_others_though_its_scheduler_hears_of_nothing(path: Path) -> None:
