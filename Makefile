@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# The real vLLM has other dependencies, so it has an environment of its own.
+VLLM       := build/venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export COVERAGE_FILE := build/.coverage
 
-.PHONY: help install demo test check bench gpu clean
+.PHONY: help install demo test test-vllm check bench gpu clean
 help:            ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +30,15 @@ test: $(STAMP)   ## every test, with branch coverage
 	@mkdir -p build
 	@$(BIN)/python -m pytest --cov --cov-report=json:build/coverage.json --cov-report=
 	@$(BIN)/python tests/branches.py build/coverage.json
+
+$(VLLM_STAMP): pyproject.toml tests/vllm/constraints.txt tests/vllm/make_venv.sh tests/vllm/torchvision_ops.py
+	@echo "installing vLLM and this Ecotone into $(VLLM) (about two minutes)"
+	@mkdir -p build
+	@PYTHON=$(PYTHON) tests/vllm/make_venv.sh $(VLLM)
+	@touch $@
+
+test-vllm: $(VLLM_STAMP) ## the plug-in in the real vLLM (about 20 minutes on two cores)
+	@$(VLLM)/bin/python -m pytest tests/vllm
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .

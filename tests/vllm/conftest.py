@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_process import HERE, EngineProcess
+from engine_process import HERE, EngineProcess, StartEngine
 
 TIMEOUT_S = 900
 
@@ -41,19 +40,6 @@ def images(models: dict[str, Path]) -> dict[str, list[str]]:
     """Model -> images for it, different ones."""
     shipped = sorted((models["digits"] / "images").glob("*.png"), key=lambda path: path.stem[::-1])
     return {"digits": [*map(str, shipped)], "qwen3_vl": [*map(str, sorted(models["pictures"].iterdir()))]}
-
-
-StartEngine = Callable[..., EngineProcess]
-
-
-def ecotone(role: str = "ec_both", **options: Any) -> dict[str, Any]:
-    """An ``--ec-transfer-config`` with the connector and its ``options``."""
-    return {
-        "ec_connector": "EcotoneConnector",
-        "ec_role": role,
-        "engine_id": f"test-{uuid.uuid4()}",
-        "ec_connector_extra_config": {"memory": "16MiB", **options} if "node" not in options else options,
-    }
 
 
 @pytest.fixture(scope="module")

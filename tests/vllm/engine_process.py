@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,3 +236,16 @@ class EngineProcess(ProcessTree):
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+StartEngine = Callable[..., EngineProcess]
+
+
+def ecotone(role: str = "ec_both", **options: Any) -> dict[str, Any]:
+    """An ``--ec-transfer-config`` with the connector and its ``options``."""
+    return {
+        "ec_connector": "EcotoneConnector",
+        "ec_role": role,
+        "engine_id": f"test-{uuid.uuid4()}",
+        "ec_connector_extra_config": {"memory": "16MiB", **options} if "node" not in options else options,
+    }

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartEngine, ecotone
-from engine_process import EngineProcess
+from engine_process import EngineProcess, StartEngine, ecotone
 from leftovers import files, open_sockets, socket_names
 
 IMAGES = range(6)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import StartEngine, ecotone
-from engine_process import EngineProcess
+from engine_process import EngineProcess, StartEngine, ecotone
 
 LATE = {"ec_connector": "LateConnector", "ec_connector_module_path": "late_connector"}
 

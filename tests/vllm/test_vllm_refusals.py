@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartEngine, ecotone
-from engine_process import HERE, StartError, environment
+from engine_process import HERE, StartEngine, StartError, ecotone, environment
 
 FROM_MODULE = {"ec_connector_module_path": "ecotone.vllm"}
 CASES: dict[str, dict[str, Any]] = {

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import StartEngine, ecotone
-from engine_process import EngineProcess
+from engine_process import EngineProcess, StartEngine, ecotone
 
 Request = dict[str, Any]
 MODELS = ("digits", "qwen3_vl")

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import StartEngine, ecotone
-from engine_process import EngineProcess
+from engine_process import EngineProcess, StartEngine, ecotone
 from node_process import NodeProcess
 
 LATE = {"ec_connector": "LateConnector", "ec_connector_module_path": "late_connector"}

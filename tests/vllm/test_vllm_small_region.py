@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import StartEngine, ecotone
-from engine_process import EngineProcess
+from engine_process import EngineProcess, StartEngine, ecotone
 from PIL import Image
 
 REGION = 16 << 10  # bytes; a row of the Qwen model takes 1 KiB
