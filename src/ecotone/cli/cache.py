@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 import typer
@@ -16,6 +16,8 @@ from ecotone.cli.console import out
 from ecotone.config import parse_bytes
 from ecotone.errors import ConfigError, IntegrityError, ResourceError
 from ecotone.node.keys import namespace_of
+from ecotone.node.server.hosted import hosted_address
+from ecotone.node.server.listen import Address
 from ecotone.node.server.messages import Description, EntryReport, Outcome
 from ecotone.node.server.tool import NodeTool
 
@@ -28,7 +30,12 @@ _DISK_IS_LATE = (
 )
 
 Where = Annotated[
-    Path, typer.Argument(metavar="WHERE", help="Socket of a running node, or a disk directory that no node uses.")
+    Path | None,
+    typer.Argument(metavar="WHERE", help="Socket of a running node, or a disk directory that no node uses."),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Instead of WHERE: the engine whose own process has the node."),
 ]
 Tenant = Annotated[str, typer.Option(help="Whose entries; by default those of engines that name no tenant.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -38,16 +45,17 @@ Namespace = Annotated[
 
 
 @cache.command()
-def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
+def stat(where: Where = None, engine: Engine = None, tenant: Tenant = "", as_json: AsJson = False) -> None:
     """Sizes, hits and pins: of the node, its tenants and engines, and of each namespace."""
-    if where.is_dir():
-        stored = cache_folder.by_namespace(cache_folder.entries_of(cache_folder.find(where, tenant), None))
+    at = _target(where, engine)
+    if _is_folder(at):
+        stored = cache_folder.by_namespace(cache_folder.entries_of(cache_folder.find(at, tenant), None))
         if as_json:
             _print_json({"namespaces": stored})
         else:
             out.print(_table("namespace", stored))
         return
-    with NodeTool(where, tenant) as node:
+    with NodeTool(at, tenant) as node:
         description, namespaces = node.describe(), _by_namespace(list(node.entries()))
     if as_json:
         _print_json({**_plain(description), "namespaces": namespaces})
@@ -57,18 +65,25 @@ def stat(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
 
 
 @cache.command("ls")
-def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
+def list_entries(
+    where: Where = None,
+    engine: Engine = None,
+    tenant: Tenant = "",
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
     """Every entry in a node's memory: key, shape, bytes, state, hits, pins, age in seconds; or every file in a
     directory: key, bytes, age."""
-    if where.is_dir():
-        files = cache_folder.entries_of(cache_folder.find(where, tenant), namespace)
+    at = _target(where, engine)
+    if _is_folder(at):
+        files = cache_folder.entries_of(cache_folder.find(at, tenant), namespace)
         if as_json:
             _print_json([msgspec.to_builtins(file) for file in files])
             return
         for file in files:
             typer.echo(f"{file.key}  {file.nbytes}  age={file.age_s:.1f}")
         return
-    with NodeTool(where, tenant) as node:
+    with NodeTool(at, tenant) as node:
         if as_json:
             _print_json([msgspec.to_builtins(entry) for entry in node.entries(namespace)])
             return
@@ -80,13 +95,14 @@ def list_entries(where: Where, tenant: Tenant = "", namespace: Namespace = None,
 
 
 @cache.command()
-def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
+def verify(where: Where = None, engine: Engine = None, tenant: Tenant = "", as_json: AsJson = False) -> None:
     """Check that the books of everything the node owns add up, or that every file in a directory has the bytes of
     its digest; exit code 1 if not."""
-    if where.is_dir():
-        outcome = cache_folder.verify(cache_folder.find(where, tenant))
+    at = _target(where, engine)
+    if _is_folder(at):
+        outcome = cache_folder.verify(cache_folder.find(at, tenant))
     else:
-        with NodeTool(where, tenant) as node:
+        with NodeTool(at, tenant) as node:
             outcome = node.verify()
     _print_outcome(outcome, "verified", as_json)
     if outcome.problem:
@@ -95,7 +111,8 @@ def verify(where: Where, tenant: Tenant = "", as_json: AsJson = False) -> None:
 
 @cache.command()
 def evict(
-    where: Where,
+    where: Where = None,
+    engine: Engine = None,
     free: Annotated[
         str | None,
         typer.Option(
@@ -110,10 +127,11 @@ def evict(
     stays on its disk; an entry that is taken out does not."""
     if (free is None) == (key is None):
         raise ConfigError("say either --free SIZE or --key KEY")
-    if where.is_dir():
-        outcome = cache_folder.evict(cache_folder.find(where, tenant), free, key)
+    at = _target(where, engine)
+    if _is_folder(at):
+        outcome = cache_folder.evict(cache_folder.find(at, tenant), free, key)
     else:
-        with NodeTool(where, tenant) as node:
+        with NodeTool(at, tenant) as node:
             outcome = node.evict(key=key) if free is None else _free(node, tenant, parse_bytes(free, "free"))
     _print_outcome(outcome, "evicted", as_json)
     if key is not None and not (outcome.entries or outcome.files):
@@ -123,18 +141,38 @@ def evict(
 
 
 @cache.command()
-def clear(where: Where, tenant: Tenant = "", namespace: Namespace = None, as_json: AsJson = False) -> None:
+def clear(
+    where: Where = None,
+    engine: Engine = None,
+    tenant: Tenant = "",
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
     """Forget everything, or one namespace, in memory and on the disk. Engines go on, and encode again."""
-    if where.is_dir():
-        outcome = cache_folder.clear(cache_folder.find(where, tenant), namespace)
+    at = _target(where, engine)
+    if _is_folder(at):
+        outcome = cache_folder.clear(cache_folder.find(at, tenant), namespace)
     else:
-        with NodeTool(where, tenant) as node:
+        with NodeTool(at, tenant) as node:
             outcome = node.clear(namespace)
             if not outcome.problem and node.describe().tenants[tenant].get("disk_drops_pending"):
                 outcome = msgspec.structs.replace(outcome, problem=_DISK_IS_LATE)
     _print_outcome(outcome, "forgotten", as_json)
     if outcome.problem:
         raise ResourceError(outcome.problem)
+
+
+def _target(where: Path | None, engine: str | None) -> Address:
+    match where, engine:
+        case Path() as path, None:
+            return path
+        case None, str() as engine_id:
+            return hosted_address(engine_id)
+    raise ConfigError("say either WHERE (a node's socket, or a disk directory) or --engine ID")
+
+
+def _is_folder(at: Address) -> TypeGuard[Path]:
+    return isinstance(at, Path) and at.is_dir()
 
 
 def _free(node: NodeTool, tenant: str, nbytes: int) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ecotone.cli.node import run as run_node
 from ecotone.errors import ConfigError, EcotoneError
 from ecotone.node import Acquire, Commit, Layout, Ticket
 from ecotone.node.server.client import SharedNodeExchange
+from ecotone.node.server.hosted import HostedNode
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.node import SharedNode
 
@@ -80,6 +82,35 @@ def test_ls_verify_evict_and_clear(path: Path) -> None:
     assert json.loads(invoke("evict", path, "--free", "4032", "--json"))["entries"] == 1
     assert invoke("clear", path) == "1 entry forgotten, 64 bytes\n"
     assert invoke("ls", path) == ""
+
+
+def test_a_node_inside_an_engine_is_named_by_the_engine() -> None:
+    engine = f"cli-{os.getpid()}"
+    with HostedNode(4096, engine, prefault=False) as node:
+        exchange = SharedNodeExchange(node.address, Hello(engine, "scheduler"))
+        exchange.wait_until_connected(30.0)
+        exchange.submit([Acquire(1, KEYS[0], Layout("uint8", (64,)))])
+        exchange.flush()
+        exchange.wait(30.0)
+        [ticket] = exchange.poll()
+        assert isinstance(ticket, Ticket)
+        exchange.submit([Commit(2, ticket.transfer_id)])
+        exchange.flush()
+        exchange.wait(30.0)
+        assert json.loads(invoke("stat", "--engine", engine, "--json"))["tenants"][""]["entries"] == 1
+        assert invoke("ls", "--engine", engine).split()[0] == KEYS[0]
+        assert invoke("verify", "--engine", engine) == "1 entry verified, 64 bytes\n"
+        assert invoke("evict", "--engine", engine, "--key", KEYS[0]) == "1 entry evicted, 64 bytes\n"
+        assert invoke("clear", "--engine", engine) == "0 entries forgotten, 0 bytes\n"
+        exchange.close()
+
+
+@pytest.mark.parametrize("arguments", [[], ["somewhere", "--engine", "e"]])
+@pytest.mark.parametrize("command", ["stat", "ls", "verify", "clear"])
+def test_a_node_is_named_in_one_way(command: str, arguments: list[str]) -> None:
+    result = RUNNER.invoke(app, ["cache", command, *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert "either WHERE" in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--free", "1KiB", "--key", KEYS[0])])
