@@ -83,6 +83,22 @@ def test_wrong_usage(check, arguments, said):
     assert said in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nsubject = Nothing()\n", "NameError: name 'Nothing' is not defined (raises_1.py, line 2)"),
+        ("subject = (\n", "SyntaxError: '(' was never closed (raises_2.py, line 1)"),
+    ],
+)
+def test_a_module_that_raises_is_named_with_the_line(check, tmp_path, monkeypatch, text, said):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = said[said.index("(raises") + 1 : said.index(".py")]
+    tmp_path.joinpath(f"{name}.py").write_text(text)
+    result = check(f"{name}:subject")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 @pytest.fixture
 def run_pytest(check, capsys, tmp_path):
     """Another pytest within this one; its return code and what it printed."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import msgspec
@@ -60,9 +62,21 @@ def _load(name: str) -> object:
     if not (module_name and colon and attribute):
         raise ConfigError(f"{name!r} is neither MODULE:NAME nor one of {', '.join(BUILT_IN)}")
     try:
-        found: object = getattr(import_module(module_name), attribute)
+        module = import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{name!r}: module {module_name!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise ConfigError(f"{name!r}: module {module_name!r} has no {attribute!r}") from None
+    # A rim: what somebody's module raises on its way in is theirs to read, without our frames.
+    except Exception as error:
+        raise ConfigError(f"{name!r}: module {module_name!r} raised {_said(error)}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{name!r}: module {module_name!r} has no {attribute!r}")
+    found: object = getattr(module, attribute)
     return found
+
+
+def _said(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return text  # it says where
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"
