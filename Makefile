@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export COVERAGE_FILE := build/.coverage
 
-.PHONY: help install demo test test-vllm check bench gpu clean
+.PHONY: help install demo test test-vllm check bench bench-vllm gpu clean
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -48,6 +48,9 @@ check: $(STAMP)  ## ruff, mypy --strict, import-linter
 
 bench: $(STAMP)  ## every benchmark, JSON under build/bench
 	@$(BIN)/python -m benchmarks
+
+bench-vllm: $(VLLM_STAMP) ## Ecotone in the real vLLM against vLLM's own ways, JSON and tables under build/bench
+	@$(VLLM)/bin/python -m benchmarks.vllm
 
 gpu: $(STAMP)    ## the checks that need a CUDA device; says so where there is none
 	@$(BIN)/python tests/gpu/run.py
