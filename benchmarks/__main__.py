@@ -17,7 +17,7 @@ BENCHMARKS = {
     "executors": "a step through each executor, and codec and fold up to 1,024 ranks x 256 items",
     "disk": "the disk tier against plain reads and writes, and a warm start",
     "fleet": "four engines on one node against four with a quarter of its memory each: hits, encodes, first token",
-    "shared_node": "hits through the shared node, the embedded one and memcpy; lookups per second by clients; a hosted one",
+    "shared_node": "hits through the shared node, the embedded one and memcpy; lookups per second; a hosted node",
     "index": "the node's index: operations per second, with few entries and with many",
     "parallel": "a save shared by two ranks, and an encoder step divided between them, against one rank",
     "ttft": "time to first token of an image seen before: with a load, and with an encode",
