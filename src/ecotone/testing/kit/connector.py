@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from ecotone.testing.kit.rules import CONNECTOR_RULES, METADATA_RULES
 from ecotone.testing.kit.run import Outcome, run_plan
 from ecotone.testing.kit.scripts import scripted
 from ecotone.testing.kit.shrink import shrink
+from ecotone.testing.kit.uses import MetadataUse
 
 DEFAULT_EXAMPLES = 40
 
@@ -70,11 +71,13 @@ def check_connector(
         runs=runs,
         verdicts=verdicts_of(CONNECTOR_RULES, subject.missing(), checks, violations),
     )
-    return report if only else report + _check_metadata(kinds, seed)
+    return (
+        report if only else report + _check_metadata(kinds if subject.metadata is None else subject.metadata, seed)
+    )
 
 
-def _check_metadata(kinds: set[type[ECConnectorWorkerMetadata]], seed: int) -> Report:
-    """The laws of the type that the worker halves declare."""
+def _check_metadata(kinds: Collection[type[ECConnectorWorkerMetadata] | MetadataUse], seed: int) -> Report:
+    """The laws of the type that the worker halves report."""
     why = "" if kinds else "its worker halves report nothing"
     for kind in kinds:
         try:
@@ -98,9 +101,8 @@ def setups_for(capabilities: Capabilities) -> list[Setup]:
 def _plans(subject: Subject, seed: int, examples: int) -> Iterator[Plan]:
     setups = setups_for(subject.capabilities)
     yield from scripted(subject, setups)
-    reset, lose = subject.capabilities.reset, subject.lose is not None
     for number in range(examples):
-        yield draw_plan(seed, number, setups, reset=reset, lose=lose)
+        yield draw_plan(seed, number, setups, subject.faults)
 
 
 def _explain(subject: Subject, plan: Plan, outcome: Outcome, seed: int) -> tuple[Violation, int]:

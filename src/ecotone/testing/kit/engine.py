@@ -79,6 +79,7 @@ class KitEngine:
         can = Capabilities() if subject is None else subject.capabilities
         self._patience_s, self._answers_within_s = can.patience_s, can.answers_within_s
         self._idle_since: float | None = None  # real
+        self._must_load = subject is not None and not subject.capabilities.hears_failed_loads
         self._subject = subject
         self._scratch = scratch
         self.connector: WatchedScheduler | None = None
@@ -133,7 +134,7 @@ class KitEngine:
             wakeup=self._news.set,
         )
         half = guarded("errors-are-reports", "worker_half", lambda: subject.factory.worker_half(context))
-        return watch_worker(context, half, self.ledger)
+        return watch_worker(context, half, self.ledger, must_load=self._must_load)
 
     # -- what comes from outside ------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class KitEngine:
         self._say(scheduler_output, folded)
         report = folded.ec_connector_output
         if report is not None:
-            self.ledger.failed(report.failed_loads)
+            self._hear(report.failed_loads)
         deltas = self._scheduler.update_from_output(scheduler_output, folded)
         for delta in deltas:
             self.tokens[delta.req_id] += delta.new_token_ids
@@ -241,6 +242,12 @@ class KitEngine:
                 self._fail_to_rest(idle)
         self.ledger.check("every-request-ends")
 
+    def _hear(self, failed_loads: frozenset[str]) -> None:
+        if self._must_load and failed_loads:
+            names = ", ".join(sorted(repr(self._library.name(key)) for key in failed_loads))
+            raise ViolationError("ready-is-loaded", f"a step orders to load {names}, and it is not there")
+        self.ledger.failed(failed_loads)
+
     def _fail_to_rest(self, idle: int) -> None:
         if self.has_unfinished:
             names = sorted(set(self.requests) - set(self.ended))
@@ -255,7 +262,10 @@ class KitEngine:
 
     def _schedule(self) -> SchedulerOutput:
         scheduler_output = self._scheduler.schedule()
-        self.loads += sum(len(r.load) for r in scheduler_output.scheduled)
+        loads = sum(len(r.load) for r in scheduler_output.scheduled)
+        self.loads += loads
+        if loads and self._must_load:
+            self.ledger.check("ready-is-loaded")
         if scheduler_output.ec_connector_metadata is None:
             return scheduler_output
         self.ledger.check("orders-cross-the-wire")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S")
 
 _TEXTS = ("", "a", "b", "ns:cat", "\u00fc")
 _DEPTH = 4  # nested structs below this are left at their defaults, where they have any
@@ -16,17 +16,18 @@ _TRIES = 50
 
 
 def make_instances(kind: type[S], count: int, draw: Random) -> list[S]:
-    """``count`` values of ``kind``, the first one of its defaults where all fields have one. Values are drawn from
-    small ranges, so that two of them often have something in common.
+    """``count`` values of ``kind`` (a struct or a dataclass), the first one of its defaults where all fields have
+    one. Values are drawn from small ranges, so that two of them often have something in common.
 
     Raises:
         TypeError: its constructor refuses nearly everything that its annotations allow.
     """
+    info = msgspec.inspect.type_info(kind)
     made: list[S] = []
     refusal: Exception | None = None
     for _ in range(count * _TRIES):
         try:
-            made.append(_struct(kind, draw, 0) if made or _requires(kind) else kind())
+            made.append(_struct(info, draw, 0) if made or _requires(info) else kind())
         except Exception as error:  # noqa: BLE001 - a type's own checks may raise anything
             refusal = error
         if len(made) == count:
@@ -34,17 +35,16 @@ def make_instances(kind: type[S], count: int, draw: Random) -> list[S]:
     raise TypeError(f"{kind.__name__}: nearly all values that its annotations allow are refused: {refusal}")
 
 
-def _requires(kind: type[msgspec.Struct]) -> bool:
+def _requires(info: Any) -> bool:
     """Whether a field has no default."""
-    return any(field.required for field in msgspec.structs.fields(kind))
+    return any(field.required for field in info.fields)
 
 
-def _struct(kind: type[S], draw: Random, depth: int) -> S:
-    fields = msgspec.structs.fields(kind)
-    return kind(
+def _struct(info: Any, draw: Random, depth: int) -> Any:
+    return info.cls(
         **{
-            field.name: _value(msgspec.inspect.type_info(field.type), draw, depth + 1)
-            for field in fields
+            field.name: _value(field.type, draw, depth + 1)
+            for field in info.fields
             if field.required or depth < _DEPTH
         }
     )
@@ -91,5 +91,6 @@ _MAKERS: dict[type, Callable[[Any, Random, int], Any]] = {
     msgspec.inspect.DictType: lambda info, draw, depth: {
         _value(info.key_type, draw, depth): _value(info.value_type, draw, depth) for _ in range(draw.randint(0, 3))
     },
-    msgspec.inspect.StructType: lambda info, draw, depth: _struct(info.cls, draw, depth),
+    msgspec.inspect.StructType: _struct,
+    msgspec.inspect.DataclassType: _struct,
 }

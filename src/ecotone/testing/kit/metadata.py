@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, reduce
+from functools import reduce
 from random import Random
-from types import new_class
 from typing import Any
 
-import msgspec
-
 from ecotone.errors import EcotoneError
-from ecotone.protocol.aggregate import ECOutputAggregator
-from ecotone.protocol.outputs import ECConnectorOutput, ECConnectorWorkerMetadata, ModelRunnerOutput
-from ecotone.protocol.wire import decode, encode, register
-from ecotone.testing.kit.instances import make_instances
+from ecotone.protocol.outputs import ECConnectorWorkerMetadata
 from ecotone.testing.kit.report import Report, Violation, verdicts_of
 from ecotone.testing.kit.rules import METADATA_RULES
+from ecotone.testing.kit.uses import MetadataUse, OwnMetadata
 
 DEFAULT_EXAMPLES = 200
-Meta = ECConnectorWorkerMetadata
+Law = Callable[[MetadataUse, Any, Any, Any], str | None]
 
 
 def check_worker_metadata(
-    kind: type[ECConnectorWorkerMetadata],
+    kind: type[ECConnectorWorkerMetadata] | MetadataUse,
     *,
     seed: int = 0,
     examples: int = DEFAULT_EXAMPLES,
@@ -33,149 +28,143 @@ def check_worker_metadata(
     """Check the laws of ``kind`` on values made from its annotations.
 
     Args:
+        kind: the type, or how another engine uses one of its own.
         seed: of the values.
         examples: triples of values to try each law on.
         make: draws one value; for a type whose annotations allow what its connector never makes.
     """
+    use = kind if isinstance(kind, MetadataUse) else OwnMetadata(kind, make)
     draw = Random(seed)
+    try:
+        values = use.values(2 + examples, draw)
+    except EcotoneError as error:  # most often a type that says nothing of its values: none can be made
+        fault = Violation(rule="metadata-round-trips", detail=str(error), seed=seed)
+        return _report(use, seed, 0, Counter(), {fault.rule: fault})
+    laws = {rule: law for rule, law in _LAWS.items() if use.joins_all or law is not _all}
     checks: Counter[str] = Counter()
     violations: dict[str, Violation] = {}
-
-    def check(rule: str, law: Callable[..., str | None], values: Sequence[Any]) -> None:
-        if rule in violations:
-            return
-        checks[rule] += 1
-        fault = _fault(law, values)
-        if fault is not None:
-            fewest = _fewest(law, values)
-            violations[rule] = Violation(
-                rule=rule,
-                detail=_fault(law, fewest) or fault,
-                events=tuple(f"{name} = {value}" for name, value in zip("abc", fewest, strict=False)),
-                seed=seed,
-            )
-
-    try:
-        register(kind)
-    except EcotoneError as error:
-        violations["metadata-round-trips"] = Violation(rule="metadata-round-trips", detail=str(error), seed=seed)
-    if violations:  # most often a type that says nothing of its values: none can be made
-        return _report(kind, seed, 0, checks, violations)
-    values = make_instances(kind, 2 + examples, draw) if make is None else [make(draw) for _ in range(examples)]
     for number in range(examples):
         triple = [values[0], *draw.sample(values, 2)] if number % 8 == 0 else draw.choices(values, k=3)
         draw.shuffle(triple)
-        for rule, law in _LAWS.items():
-            check(rule, law, triple)
-    return _report(kind, seed, examples, checks, violations)
+        for rule, law in laws.items():
+            if rule in violations:
+                continue
+            checks[rule] += 1
+            found = _violation(use, rule, law, triple, seed)
+            if found is not None:
+                violations[rule] = found
+    return _report(use, seed, examples, checks, violations)
 
 
-def _report(
-    kind: type[Meta], seed: int, runs: int, checks: Counter[str], violations: dict[str, Violation]
-) -> Report:
-    return Report(
-        subject=kind.__name__,
+def _violation(use: MetadataUse, rule: str, law: Law, values: Sequence[Any], seed: int) -> Violation | None:
+    fault = _fault(use, law, values)
+    if fault is None:
+        return None
+    fewest = _fewest(use, law, values)
+    return Violation(
+        rule=rule,
+        detail=_fault(use, law, fewest) or fault,
+        events=tuple(f"{name} = {value}" for name, value in zip("abc", fewest, strict=False)),
         seed=seed,
-        runs=runs,
-        verdicts=verdicts_of(METADATA_RULES, {}, checks, violations),
     )
 
 
-def _fault(law: Callable[..., str | None], values: Sequence[Meta]) -> str | None:
+def _report(
+    use: MetadataUse, seed: int, runs: int, checks: Counter[str], violations: dict[str, Violation]
+) -> Report:
+    missing = {} if use.joins_all else {"joins_all": "it joins two at a time"}
+    return Report(
+        subject=use.name,
+        seed=seed,
+        runs=runs,
+        verdicts=verdicts_of(METADATA_RULES, missing, checks, violations),
+    )
+
+
+def _fault(use: MetadataUse, law: Law, values: Sequence[Any]) -> str | None:
+    a, b, c = map(use.fresh, values)
     try:
-        return law(*values)
+        return law(use, a, b, c)
     except Exception as error:  # noqa: BLE001 - a rim: what a type's methods raise is what is reported
         return f"{type(error).__name__}: {error}"
 
 
-def _fewest(law: Callable[..., str | None], values: Sequence[Meta]) -> list[Meta]:
+def _fewest(use: MetadataUse, law: Law, values: Sequence[Any]) -> list[Any]:
     """Of ``values``, repeated as may be, the three that say in the fewest words how the law is broken."""
     smallest = sorted(values, key=lambda value: len(str(value)))
     candidates = [[a, b, c] for a in smallest for b in smallest for c in smallest]
     candidates.sort(key=lambda triple: sum(len(str(value)) for value in triple))
-    return next((triple for triple in candidates if _fault(law, triple) is not None), list(values))
+    return next((triple for triple in candidates if _fault(use, law, triple) is not None), list(values))
 
 
-def _pure(a: Meta, b: Meta, _c: Meta) -> str | None:
+def _pure(use: MetadataUse, a: Any, b: Any, _c: Any) -> str | None:
     before = str(a), str(b)
-    first = a.aggregate(b)
+    first = use.join(a, b)
     if (str(a), str(b)) != before:
-        return f"aggregate changed an operand: a = {a}, b = {b}"
-    second = a.aggregate(b)
-    return None if first == second else f"a.aggregate(b) is {first}, and then {second}"
+        return f"a.aggregate(b) changed an operand: a became {a}, b {b}"
+    second = use.join(a, b)
+    return None if use.same(first, second) else f"a.aggregate(b) is {first}, and then {second}"
 
 
-def _commutative(a: Meta, b: Meta, _c: Meta) -> str | None:
-    return _differ(a.aggregate(b), b.aggregate(a))
+def _commutative(use: MetadataUse, a: Any, b: Any, _c: Any) -> str | None:
+    return _differ(use, _join(use, a, b), _join(use, b, a))
 
 
-def _associative(a: Meta, b: Meta, c: Meta) -> str | None:
-    return _differ(a.aggregate(b).aggregate(c), a.aggregate(b.aggregate(c)))
+def _associative(use: MetadataUse, a: Any, b: Any, c: Any) -> str | None:
+    return _differ(use, _join(use, _join(use, a, b), c), _join(use, a, _join(use, b, c)))
 
 
-def _idempotent(a: Meta, b: Meta, _c: Meta) -> str | None:
-    joined = a.aggregate(b)
+def _idempotent(use: MetadataUse, a: Any, b: Any, _c: Any) -> str | None:
+    joined = _join(use, a, b)
     return (
-        _differ(a.aggregate(a), a) or _differ(joined.aggregate(b), joined) or _differ(joined.aggregate(a), joined)
+        _differ(use, _join(use, a, a), a)
+        or _differ(use, _join(use, joined, b), joined)
+        or _differ(use, _join(use, joined, a), joined)
     )
 
 
-def _all(a: Meta, b: Meta, c: Meta) -> str | None:
+def _all(use: MetadataUse, a: Any, b: Any, c: Any) -> str | None:
     metas = [a, b, c]
-    return _differ(type(a).aggregate_all(metas), reduce(lambda x, y: x.aggregate(y), metas)) or _differ(
-        type(a).aggregate_all([a]), a
-    )
+    one_by_one = reduce(lambda x, y: _join(use, x, y), metas)
+    return _differ(use, use.join_all(metas), one_by_one) or _differ(use, use.join_all([a]), a)
 
 
-def _round_trip(a: Meta, b: Meta, _c: Meta) -> str | None:
-    sent = ECConnectorOutput(ec_connector_worker_meta=a.aggregate(b))
-    received = decode(encode(sent), ECConnectorOutput)
-    came = received.ec_connector_worker_meta
+def _round_trip(use: MetadataUse, a: Any, b: Any, _c: Any) -> str | None:
+    sent = _join(use, a, b)
+    came = use.send(sent)
     if type(came) is not type(a):
         return f"sent a {type(a).__name__}, received a {type(came).__name__}"
-    return _differ(sent.ec_connector_worker_meta, came)
+    return _differ(use, sent, came)
 
 
-def _counts_when_falsy(a: Meta, b: Meta, _c: Meta) -> str | None:
-    expected = a.aggregate(b)
+def _counts_when_falsy(use: MetadataUse, a: Any, b: Any, _c: Any) -> str | None:
+    expected = _join(use, a, b)
     for truth in (True, False):
-        kind = _with_truth(type(a), truth)
-        joined = _recast(a, kind).aggregate(_recast(b, kind))
-        if msgspec.structs.asdict(joined) != msgspec.structs.asdict(expected):
+        joined = _join(use, use.with_truth(a, truth), use.with_truth(b, truth))
+        if use.content(joined) != use.content(expected):
             return f"with bool(...) {truth}, a.aggregate(b) is {joined} instead of {expected}"
-    return _fold_fault(a, b)
+    return _fold_fault(use, a, b)
 
 
-def _fold_fault(a: Meta, b: Meta) -> str | None:
-    def output(meta: Meta | None) -> ModelRunnerOutput:
-        return ModelRunnerOutput(ec_connector_output=ECConnectorOutput(ec_connector_worker_meta=meta))
-
+def _fold_fault(use: MetadataUse, a: Any, b: Any) -> str | None:
     for metas in ((a, None), (None, a), (a, b), (b, a)):
-        folded = ECOutputAggregator().aggregate([output(meta) for meta in metas])
-        report = None if folded is None else folded.ec_connector_output
-        came = None if report is None else report.ec_connector_worker_meta
-        expected = type(a).aggregate_all([meta for meta in metas if meta is not None])
-        if came is None or came != expected:
+        came = use.fold([None if meta is None else use.fresh(meta) for meta in metas])
+        expected = reduce(lambda x, y: _join(use, x, y), [meta for meta in metas if meta is not None])
+        if came is None or not use.same(came, expected):
             return f"reported by two ranks as {metas}, folded to {came}"
     return None
 
 
-@cache
-def _with_truth(kind: type[Meta], truth: bool) -> type[Meta]:
-    """``kind`` whose values are all truthy, or all falsy."""
-    name = f"{'Truthy' if truth else 'Falsy'}{kind.__name__}"
-    return new_class(name, (kind,), {"frozen": True}, lambda body: body.update(__bool__=lambda _: truth))
+def _join(use: MetadataUse, left: Any, right: Any) -> Any:
+    """The join, of operands that nothing else holds: whether it changes them is another law's question."""
+    return use.join(use.fresh(left), use.fresh(right))
 
 
-def _recast(value: Meta, kind: type[Meta]) -> Meta:
-    return kind(**{name: getattr(value, name) for name in value.__struct_fields__})
+def _differ(use: MetadataUse, left: Any, right: Any) -> str | None:
+    return None if use.same(left, right) else f"{left} on one side, {right} on the other"
 
 
-def _differ(left: Meta | None, right: Meta | None) -> str | None:
-    return None if left == right else f"{left} on one side, {right} on the other"
-
-
-_LAWS: dict[str, Callable[..., str | None]] = {
+_LAWS: dict[str, Law] = {
     "metadata-is-pure": _pure,
     "metadata-is-commutative": _commutative,
     "metadata-is-associative": _associative,

@@ -185,13 +185,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
 
 
-def draw_plan(seed: int, number: int, setups: Sequence[Setup], *, reset: bool, lose: bool) -> Plan:
-    """The random plan ``number`` of ``seed``, in one of ``setups``.
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What may befall an engine, beside what always may.
 
-    Args:
-        reset: whether weights may change in it.
-        lose: whether the store may lose what it has.
+    Attributes:
+        reset: weights change.
+        lose_stored: the store loses what it has.
+        lose_reports: a report never comes.
+        fail_loads: a load comes to nothing.
     """
+
+    reset: bool
+    lose_stored: bool
+    lose_reports: bool
+    fail_loads: bool
+
+    def allow(self, events: Sequence[Event]) -> bool:
+        """Whether all of ``events`` may happen."""
+        return not any(
+            (isinstance(event, Reset) and not self.reset)
+            or (isinstance(event, LoseStored) and not self.lose_stored)
+            or (isinstance(event, Lose) and not self.lose_reports)
+            or (isinstance(event, FailLoad) and not self.fail_loads)
+            for event in events
+        )
+
+
+def draw_plan(seed: int, number: int, setups: Sequence[Setup], faults: Faults) -> Plan:
+    """The random plan ``number`` of ``seed``, in one of ``setups``."""
     draw = Random(f"{seed}/{number}")
     setup = setups[number % len(setups)]
     setup = msgspec.structs.replace(setup, encoder_rows=draw.choice((8, 56)))
@@ -214,7 +235,10 @@ def draw_plan(seed: int, number: int, setups: Sequence[Setup], *, reset: bool, l
                 "vanish",
                 "restart",
             ),
-            (10, 8, 4, 5, 5, 4, 3, 2, 1, 1 * reset, 1 * lose, 1),
+            (
+                *(10, 8, 4, 5, 5, 4),
+                *(3 * faults.fail_loads, 2, 1 * faults.lose_reports, 1 * faults.reset, 1 * faults.lose_stored, 1),
+            ),
         )[0]
         rank = draw.randrange(setup.ranks)
         match kind:

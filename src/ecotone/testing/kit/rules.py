@@ -29,6 +29,13 @@ CONNECTOR_RULES = (
     Rule(
         "failed-loads-are-forgotten",
         "Once the scheduler half heard that a load of a key failed, it is not READY before it is saved again.",
+        "hears_failed_loads",
+    ),
+    Rule(
+        "ready-is-loaded",
+        "In an engine that cannot do without a load, READY is a promise: every load that a step orders is in the "
+        "encoder cache of every rank once it is settled, and none raises, whatever became of the store meanwhile.",
+        "must_load",
     ),
     Rule(
         "right-rows",
@@ -74,7 +81,7 @@ CONNECTOR_RULES = (
         "awake-while-pending",
         "has_pending_work() holds while a save was ordered and a rank has yet to report it: an engine without "
         "requests stops stepping, and would never hear of it.",
-        "reports_decide",
+        "rests_on_its_own",
     ),
     Rule("rests-when-done", "has_pending_work() ends once everything that was ordered is reported."),
     Rule(
@@ -114,7 +121,9 @@ METADATA_RULES = (
         "a.aggregate(a) == a, and a join joined with a part of it again is the same join.",
     ),
     Rule(
-        "metadata-aggregates-all", "aggregate_all of any number of reports is what joining them one by one gives."
+        "metadata-aggregates-all",
+        "aggregate_all of any number of reports is what joining them one by one gives.",
+        "joins_all",
     ),
     Rule("metadata-round-trips", "decode(encode(a)) == a, of the same type."),
     Rule("metadata-counts-when-falsy", "A report arrives and joins whatever its truth value, len() or emptiness."),

@@ -120,24 +120,25 @@ _RESET: dict[str, tuple[Event, ...]] = {
 
 def scripted(subject: Subject, setups: list[Setup]) -> Iterator[Plan]:
     """The plans that say something about the subject, in each of ``setups``."""
-    can = subject.capabilities
+    faults = subject.faults
     for number, setup in enumerate(setups):
         plans = dict(_ALWAYS)
         if setup.ranks > 1:
             plans |= _SEVERAL_RANKS
-        if can.reset:
-            plans |= _RESET
-        if subject.lose is not None:
-            plans["the store loses all"] = (
-                *_STORED,
-                LoseStored(),
-                Ask("r1", ("a",)),
-                Rest(),
-                Ask("r2", ("a",)),
-                Rest(),
-            )
+        plans |= _RESET
+        plans["the store loses all"] = (
+            *_STORED,
+            Step(),  # until then a rank may still hold it, and need no load
+            LoseStored(),
+            Ask("r1", ("a",)),
+            Rest(),
+            Ask("r2", ("a",)),
+            Rest(),
+        )
         plans |= _promises(subject, setup)
         for name, events in plans.items():
+            if not faults.allow(events):
+                continue
             fitting = msgspec.structs.replace(setup, encoder_rows=8) if name.endswith("small cache") else setup
             fitting = msgspec.structs.replace(fitting, encoder_rows=14) if "small cache" in name else fitting
             yield Plan(name=f"{name} ({number})", setup=fitting, events=events)

@@ -19,13 +19,14 @@ from ecotone.testing.kit.metadata import check_worker_metadata
 from ecotone.testing.kit.own import BUILT_IN
 from ecotone.testing.kit.report import Report
 from ecotone.testing.kit.rules import CONNECTOR_RULES, METADATA_RULES, Rule
+from ecotone.testing.kit.uses import MetadataUse
 
-Target = Subject | type[ECConnectorWorkerMetadata]
+Target = Subject | type[ECConnectorWorkerMetadata] | MetadataUse
 
 
 def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
-    """What ``name`` stands for: ``MODULE:NAME`` of an ``ECConnectorFactory`` class, of a ``Subject``, or of a
-    worker metadata type; or a built-in connector.
+    """What ``name`` stands for: ``MODULE:NAME`` of an ``ECConnectorFactory`` class, of a ``Subject``, of a worker
+    metadata type or of a ``MetadataUse``; or a built-in connector.
 
     Args:
         options: the connector's, instead of those that its subject has.
@@ -40,7 +41,7 @@ def find_target(name: str, options: dict[str, Any] | None = None) -> Target:
         found = Subject(factory=found, name=type(found).__name__)
     if isinstance(found, Subject):
         return found if options is None else msgspec.structs.replace(found, options=options)
-    if inspect.isclass(found) and issubclass(found, ECConnectorWorkerMetadata):
+    if isinstance(found, MetadataUse) or (inspect.isclass(found) and issubclass(found, ECConnectorWorkerMetadata)):
         return found
     raise ConfigError(f"{name!r} is no ECConnectorFactory, no Subject and no worker metadata type")
 

@@ -147,16 +147,22 @@ class WatchedScheduler(ECSchedulerConnector):
 class WatchedWorker(ECWorkerConnector):
     """A worker half. Build it with ``watch_worker``.
 
+    Args:
+        must_load: no load may fail.
+
     Attributes:
         rank: of the half.
     """
 
-    def __init__(self, context: ECWorkerContext, inner: ECWorkerConnector, ledger: Ledger) -> None:
+    def __init__(
+        self, context: ECWorkerContext, inner: ECWorkerConnector, ledger: Ledger, *, must_load: bool
+    ) -> None:
         super().__init__(context)
         self.rank = context.rank
         self._epoch = context.epoch
         self._inner = inner
         self._ledger = ledger
+        self._loads_by = "ready-is-loaded" if must_load else "errors-are-reports"
         self._counters: dict[str, float] = {}
 
     def bind_connector_metadata(self, metadata: ECConnectorMetadata) -> None:
@@ -169,11 +175,11 @@ class WatchedWorker(ECWorkerConnector):
 
     def start_load_caches(self, encoder_cache: EncoderCache) -> None:
         """See the contract."""
-        self._call("start_load_caches", lambda: self._inner.start_load_caches(encoder_cache))
+        self._load("start_load_caches", lambda: self._inner.start_load_caches(encoder_cache))
 
     def wait_for_loads(self, encoder_cache: EncoderCache) -> None:
         """See the contract."""
-        self._call("wait_for_loads", lambda: self._inner.wait_for_loads(encoder_cache))
+        self._load("wait_for_loads", lambda: self._inner.wait_for_loads(encoder_cache))
 
     def save_caches(self, encoder_cache: EncoderCache, key: str) -> None:
         """See the contract."""
@@ -226,9 +232,15 @@ class WatchedWorker(ECWorkerConnector):
         self._ledger.check("errors-are-reports")
         return guarded("errors-are-reports", f"rank {self.rank}'s {hook}", call)
 
+    def _load(self, hook: str, call: Callable[[], None]) -> None:
+        self._ledger.check("errors-are-reports")
+        guarded(self._loads_by, f"rank {self.rank}'s {hook}", call)
 
-def watch_worker(context: ECWorkerContext, inner: ECWorkerConnector, ledger: Ledger) -> WatchedWorker:
+
+def watch_worker(
+    context: ECWorkerContext, inner: ECWorkerConnector, ledger: Ledger, *, must_load: bool
+) -> WatchedWorker:
     """``inner`` under observation, declaring what it declares."""
     kind = type("WatchedWorker", (WatchedWorker,), {"worker_metadata_type": inner.worker_metadata_type})
-    watched: WatchedWorker = kind(context, inner, ledger)
+    watched: WatchedWorker = kind(context, inner, ledger, must_load=must_load)
     return watched
