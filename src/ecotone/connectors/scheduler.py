@@ -191,6 +191,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
     def build_connector_meta(self) -> EcotoneStepMetadata | None:
         """See the contract. ``None`` when the step neither loads nor saves."""
         self._poll()
+        if not (self._given or self._notices or self._questions.unsettled):
+            return None  # most steps: nobody asked, and nothing is on its way to the node or from it
         self._tell(self._questions.give_back())
         self._exchange.flush()
         loads, saves = tuple(self._loads), tuple(self._saves)

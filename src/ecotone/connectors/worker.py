@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -172,11 +172,8 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         """See the contract."""
         self._abandon_saves()
         self._collect_copies()
-        while True:
-            try:
-                self._report(self._dead_views.get_nowait(), ReportKind.RELEASED)
-            except Empty:
-                break
+        while not self._dead_views.empty():  # nobody else takes from it
+            self._report(self._dead_views.get_nowait(), ReportKind.RELEASED)
         if not self._reports:
             return None
         reports, self._reports = self._reports, set()
@@ -259,7 +256,9 @@ class EcotoneWorkerConnector(ECWorkerConnector):
         engine.submit(job)
 
     def _collect_copies(self) -> None:
-        for done in self._engine.poll() if self._engine is not None else ():
+        if not self._copying or self._engine is None:
+            return
+        for done in self._engine.poll():
             order = self._copying.pop(done.job.job_id)
             save = done.job.direction is Direction.SAVE
             if done.error is not None:

@@ -91,11 +91,10 @@ class WorkerSide:
         """What happened since the last report; ``None`` when nothing did."""
         if self._half is None:
             return None
-        report = ECConnectorOutput(
-            ec_connector_worker_meta=self._half.build_connector_worker_meta(),
-            ec_connector_stats=self._half.get_ec_connector_stats(),
-        )
-        return None if report.is_empty() else VllmWorkerMetadata(report)
+        meta, stats = self._half.build_connector_worker_meta(), self._half.get_ec_connector_stats()
+        if meta is None and stats is None:
+            return None  # most steps, which pay for no more than this
+        return VllmWorkerMetadata(ECConnectorOutput(ec_connector_worker_meta=meta, ec_connector_stats=stats))
 
     def clear(self) -> None:
         """The step ended."""
