@@ -13,6 +13,7 @@ import openai
 from server_process import ServerProcess
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LONG_ANSWER = 200  # tokens
 
 
 class Asker:
@@ -45,7 +46,7 @@ class Asker:
         """Ask about all of them at once for long answers, and hang up each after so many pieces of its answer."""
 
         async def leave(client: openai.AsyncOpenAI, number: int) -> None:
-            more = {"stream": True, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+            more = {"stream": True, "max_tokens": LONG_ANSWER, "extra_body": {"ignore_eos": True}}
             async with await client.chat.completions.create(**{**self._chat(number), **more}) as stream:
                 for _ in range(after_chunks):
                     await anext(stream)

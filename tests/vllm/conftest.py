@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from engine_process import HERE, EngineProcess, StartEngine
 
-TIMEOUT_S = 900
+TIMEOUT_S = 1800
 
 if find_spec("vllm") is None:
     collect_ignore_glob = ["*.py"]

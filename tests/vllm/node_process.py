@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from engine_process import ProcessTree
 
@@ -33,9 +32,9 @@ class NodeProcess(ProcessTree):
         """What engines call it."""
         return f"unix:{self.path}"
 
-    def statistics(self) -> dict[str, Any]:
-        """What ``ecotone cache stat`` says."""
-        return dict(json.loads(self._tool("stat", "--json")))
+    def of_tenant(self, counter: str) -> int:
+        """What ``ecotone cache stat`` says of the only tenant."""
+        return int(json.loads(self._tool("stat", "--json"))["tenants"][""][counter])
 
     def check_integrity(self) -> None:
         """What ``ecotone cache verify`` says."""

@@ -12,7 +12,6 @@ from leftovers import files, open_sockets, socket_names
 
 IMAGES = range(6)
 TWO_RANKS = {"tensor_parallel_size": 2}
-BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 WRITTEN_S = 60.0
 
 
@@ -73,7 +72,7 @@ def test_kill_and_start_again(lives: Lives) -> None:
     engine.end_input()
     lives.check_nothing_is_left(engine, sockets)
 
-    engine = lives.start(env=BIND, **TWO_RANKS)
+    engine = lives.start(**TWO_RANKS)
     assert lives.answers(engine) == answers
     assert engine.encodes() == 0, "what the killed engine stored is on the disk"
     sockets = open_sockets(engine)
@@ -86,7 +85,7 @@ def test_kill_and_start_again(lives: Lives) -> None:
     engine.end_input()
     lives.check_nothing_is_left(engine, sockets)
 
-    engine = lives.start(env=BIND, **TWO_RANKS)
+    engine = lives.start(**TWO_RANKS)
     sockets = open_sockets(engine)
     engine.ask("reset_encoder_cache")
     assert lives.answers(engine) == answers

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from asker import Asker
 from engine_process import HERE, EngineProcess, StartEngine, ecotone
+from node_process import NodeProcess
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.patched
-BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 ORDER = (0, 1, 2, 0, 1, 2)
 
 
@@ -31,8 +31,8 @@ def patched(*names: str, **env: str) -> dict[str, str]:
 
 CASES: dict[str, dict[str, Any]] = {
     "V2 runner": {"env": patched("v2_runner")},
-    "V2 runner, two ranks": {"env": patched("v2_runner", **BIND), "tensor_parallel_size": 2},
-    "two stages": {"env": patched("pipeline", **BIND), "pipeline_parallel_size": 2},
+    "V2 runner, two ranks": {"env": patched("v2_runner"), "tensor_parallel_size": 2},
+    "two stages": {"env": patched("pipeline"), "pipeline_parallel_size": 2},
     "Ray": {
         "env": patched("ray_on_cpu", VLLM_USE_RAY_V2_EXECUTOR_BACKEND="1"),
         "distributed_executor_backend": "ray",
@@ -70,6 +70,25 @@ def test_an_image_is_encoded_once(
 
 def answer(engine: EngineProcess, image: str) -> str:
     return str(engine.ask("chat", images=[image], text="What digit is this?"))
+
+
+def test_a_producer_on_the_v2_runner(
+    start_engine: StartEngine, images: dict[str, list[str]], tmp_path: Path
+) -> None:
+    node = NodeProcess(tmp_path)
+    try:
+        config = ecotone("ec_producer", node=node.option)
+        engine = start_engine("digits", ec=config, env=patched("v2_runner", "encoder_only"))
+        engine.wait_until_started()
+        for number in ORDER:
+            engine.ask("generate", requests=[{"images": [images["digits"][number]], "text": "?"}])
+        assert engine.encodes() == 3
+        assert node.of_tenant("entries") == node.of_tenant("commits") == 3
+        engine.close()
+        node.check_integrity()
+        node.close()
+    finally:
+        node.kill()
 
 
 def test_the_vllm_command(models: dict[str, Path], images: dict[str, list[str]], tmp_path: Path) -> None:
