@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from digit_questions import MODEL, WORDS, Digit
 from typer.testing import CliRunner
 
 from ecotone.cli import app as app_module
+from ecotone.node.server.node import SharedNode
 
 pytestmark = pytest.mark.e2e
 
@@ -93,3 +95,35 @@ def test_a_broken_image_is_one_line(
     captured = capsys.readouterr()
     assert (exit_.value.code, captured.out) == (1, "")
     assert captured.err.splitlines()[-1].startswith("error: image")
+    assert "loading" not in captured.err  # it is said before a large model is loaded
+
+
+def test_generate_says_what_was_encoded_and_a_disk_is_used_by_the_next_run(
+    tmp_path: Path, digits: list[Digit]
+) -> None:
+    arguments = ["generate", "digits", "-p", "What digit is this?", "-i", str(digits[3].path)]
+    last_lines = []
+    for _ in range(2):
+        done = RUNNER.invoke(app_module.app, [*arguments, "--disk", str(tmp_path / "cache"), "--memory", "1MiB"])
+        assert (done.exit_code, done.stdout) == (0, f"The digit is {WORDS[digits[3].label]}.\n")
+        last_lines.append(done.stderr.splitlines()[-1])
+    assert last_lines[0].startswith("1 encoded, 0 loaded; first token after ")
+    assert last_lines[1].startswith("0 encoded, 1 loaded; first token after ")
+
+
+def test_generate_over_a_node(tmp_path: Path, digits: list[Digit], monkeypatch, capsys) -> None:
+    arguments = ["generate", "digits", "-p", "What digit is this?", "-i", str(digits[3].path)]
+    arguments += ["--node", str(tmp_path / "node")]
+    with SharedNode(tmp_path / "node", {"": 2**20}) as node:
+        thread = threading.Thread(target=node.run)
+        thread.start()
+        try:
+            said = [RUNNER.invoke(app_module.app, arguments).stderr.splitlines()[-1] for _ in range(2)]
+        finally:
+            node.stop()
+            thread.join()
+    assert [line.partition(";")[0] for line in said] == ["1 encoded, 0 loaded", "0 encoded, 1 loaded"]
+    monkeypatch.setattr(sys, "argv", ["ecotone", *arguments, "--memory", "1MiB"])
+    with pytest.raises(SystemExit):
+        app_module.main()
+    assert "memory='1MiB': a shared node has its own" in capsys.readouterr().err

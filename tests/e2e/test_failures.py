@@ -31,6 +31,7 @@ from ecotone import (
     ShutDownError,
     UnsupportedModelError,
 )
+from ecotone.executor.base import Executor
 
 pytestmark = pytest.mark.e2e
 
@@ -121,6 +122,24 @@ def test_configurations_that_cannot_work(options: dict[str, object], kind: type[
     with pytest.raises(kind, match=says):
         Engine(MODEL, kv_blocks=16, **options)  # type: ignore[arg-type]
     assert open_resources() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"memory": "64TiB"}, "does not fit"),
+        ({"disk": "/proc/ecotone"}, "cannot be made"),
+        ({"node": "unix:/nonexistent"}, "nothing is there"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_said_before_a_rank_is_started(
+    options: dict[str, object], says: str
+) -> None:
+    def start(*_: object) -> Executor:
+        raise AssertionError("a rank was started")
+
+    with pytest.raises((ConfigError, ResourceError), match=says):
+        Engine(MODEL, executor_factory=start, ec=ECConfig(options=options))
 
 
 def test_model_folders_that_are_none(tmp_path: Path) -> None:

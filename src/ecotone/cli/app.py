@@ -147,10 +147,22 @@ def generate(
         list[str] | None, typer.Option(help="Text that ends the answer; repeat it for several.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or e.g. cuda:1.")] = "auto",
-    memory: Annotated[str, typer.Option(help="Memory for encodings, e.g. 512MB or 2GiB.")] = "256MiB",
+    memory: Annotated[
+        str | None, typer.Option(help="Memory for encodings, e.g. 512MB or 2GiB; 256MiB if not said.")
+    ] = None,
+    disk: Annotated[
+        Path | None, typer.Option(help="A directory for encodings, used again by the next run.")
+    ] = None,
+    node: Annotated[
+        Path | None,
+        typer.Option(help="The socket of an `ecotone node`, whose cache is used instead of one's own."),
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run without the encoder cache.")] = False,
 ) -> None:
-    """Answer one question about your own images, clips or videos with your own model, streaming it to stdout."""
+    """Answer one question about your own images, clips or videos with your own model, streaming it to stdout.
+
+    At the end it says on stderr how many of them were encoded, and how many loaded.
+    """
     params = ecotone.SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -159,7 +171,8 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    ec = None if no_cache else ecotone.ECConfig(options={"memory": memory})
+    options = generate_command.cache_options(memory, disk, node)
+    ec = None if no_cache else ecotone.ECConfig(options=options)
     config = ecotone.EngineConfig(model=str(find_model(model)), device=device, ec=ec)
     generate_command.run(config, prompt, params, image or [], video or [], audio or [], raw=raw)
 

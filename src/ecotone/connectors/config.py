@@ -93,6 +93,9 @@ def parse_options(options: dict[str, Any]) -> EcotoneOptions:
     if timeout_s is not None and not 0 <= timeout_s < inf:
         raise ConfigError(f"pending_timeout_s={timeout_s!r} must be a number of seconds, 0 or more")
     _check_node(parsed, options)
+    for name in ("disk_size", "fsync"):
+        if name in options and parsed.disk is None:
+            raise ConfigError(f"{name}={options[name]!r} is of a disk: say with 'disk' in which directory")
     return parsed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from ecotone.config import ECConfig
@@ -17,12 +18,13 @@ from ecotone.connectors.scheduler import EcotoneSchedulerConnector, check_partic
 from ecotone.connectors.worker import EcotoneWorkerConnector
 from ecotone.errors import ConfigError
 from ecotone.node.attach import attach_region
+from ecotone.node.disk import make_root
 from ecotone.node.embedded import EmbeddedNode
 from ecotone.node.exchange import Extent
-from ecotone.node.region import Region
+from ecotone.node.region import Region, check_room
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.hosted import HostedNode, hosted_address
-from ecotone.node.server.listen import Address
+from ecotone.node.server.listen import Address, check_place
 from ecotone.node.server.messages import Hello
 from ecotone.node.server.worker import WorkerNode
 from ecotone.protocol.connector import (
@@ -53,6 +55,16 @@ class EcotoneConnectorFactory(ECConnectorFactory):
     def validate(self, role: ECRole, options: dict[str, Any]) -> None:  # noqa: ARG002 - every role is served
         """See the contract."""
         parse_options(options)
+
+    def check_machine(self, role: ECRole, options: dict[str, Any]) -> None:  # noqa: ARG002
+        """See the contract: a node must serve there, or there must be memory and a directory for one."""
+        parsed = parse_options(options)
+        if parsed.node_path is not None:
+            check_place(parsed.node_path)
+            return
+        check_room(parsed.memory_bytes)
+        if parsed.disk_config is not None:
+            make_root(Path(parsed.disk_config.root))
 
     def scheduler_half(self, context: ECSchedulerContext) -> EcotoneSchedulerConnector:
         """A scheduler half and the node it talks to: inside it, or one that serves the host.
@@ -166,6 +178,10 @@ class CheckedFactory(ECConnectorFactory):
     def validate(self, role: ECRole, options: dict[str, Any]) -> None:
         """See the contract."""
         self._inner.validate(role, options)
+
+    def check_machine(self, role: ECRole, options: dict[str, Any]) -> None:
+        """See the contract."""
+        self._inner.check_machine(role, options)
 
     def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector:
         """See the contract."""

@@ -74,6 +74,8 @@ def build(config: EngineConfig, executor_factory: ExecutorFactory, clock: Callab
     if config.world_size > 1:
         check_folder_division(model, tensor=config.tensor_parallel_size, stages=config.pipeline_parallel_size)
     ec_factory = None if config.ec is None else create_factory(config.ec)
+    if config.ec is not None and ec_factory is not None:
+        ec_factory.check_machine(config.ec.role, config.ec.options)
     inputs = InputProcessor(
         model,
         max_image_pixels=config.max_image_pixels,

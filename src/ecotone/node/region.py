@@ -58,7 +58,7 @@ class Region:
         if size <= 0:
             raise ConfigError(f"a region of {size} bytes is too small: it must be above 0")
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        _refuse_larger_than_machine(size)
+        check_room(size)
         fd = -1
         try:
             fd = os.memfd_create("ecotone-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -144,7 +144,12 @@ def _map(fd: int, size: int, writable: bool, prefault: bool) -> mmap.mmap:
     return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
 
 
-def _refuse_larger_than_machine(size: int) -> None:
+def check_room(size: int) -> None:
+    """Refuse a region that the machine, or this process's control group, has no room for now.
+
+    Raises:
+        ResourceError: naming the bytes that there are.
+    """
     machine, group = available_memory(), cgroup_headroom()
     if size > min((room for room in (machine, group) if room is not None), default=size):
         unlimited = group is None or group >= 2**60  # version 1 says "no limit" with a number near 2**63

@@ -272,6 +272,14 @@ class ECConnectorFactory(ABC):
             ConfigError: naming the value and what is allowed.
         """
 
+    def check_machine(self, role: ECRole, options: dict[str, Any]) -> None:
+        """Refuse what cannot work on this machine as it is now. Called once, where the scheduler half will be, and
+        before any rank is started.
+
+        Raises:
+            ConfigError, ResourceError: naming what is missing.
+        """
+
     @abstractmethod
     def scheduler_half(self, context: ECSchedulerContext) -> ECSchedulerConnector: ...
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +16,7 @@ from connector_doubles import SPEC, FakeClock, item
 from ecotone.config import ECConfig
 from ecotone.connectors.config import parse_options
 from ecotone.connectors.factory import EcotoneConnectorFactory, create_factory
-from ecotone.errors import ConfigError, RoundTripError, ShutDownError
+from ecotone.errors import ConfigError, ResourceError, RoundTripError, ShutDownError
 from ecotone.node.exchange import Layout
 from ecotone.node.region import Region
 from ecotone.protocol.connector import (
@@ -381,3 +383,30 @@ def test_reports_that_would_not_survive_the_wire_are_refused_when_the_connector_
 def test_a_connector_that_is_none_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create_factory(ECConfig(connector=name))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"memory": "64TiB"}, ResourceError, "does not fit"),
+        ({"disk": "/proc/ecotone"}, ConfigError, "cannot be made"),
+        ({"node": "unix:/nonexistent/node"}, ConfigError, "no node at '/nonexistent/node': nothing is there"),
+        ({"node": "unix:/proc/version"}, ConfigError, "that is no socket"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_said_before_anything_starts(
+    options: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    factory = create_factory(ECConfig(options=options))  # nothing is wrong with what was written
+    with pytest.raises(kind, match=says):
+        factory.check_machine("ec_both", options)
+
+
+def test_a_machine_that_has_it_all(tmp_path: Path) -> None:
+    for options in ({}, {"memory": 4096, "disk": str(tmp_path / "new" / "disk")}):
+        create_factory(ECConfig(options=options)).check_machine("ec_both", options)
+    assert (tmp_path / "new" / "disk").is_dir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "node"))
+        there = {"node": f"unix:{tmp_path / 'node'}"}
+        create_factory(ECConfig(options=there)).check_machine("ec_both", there)

@@ -28,6 +28,8 @@ def test_a_disk_has_a_place_a_size_and_a_policy() -> None:
         ({"disk": "/d", "disk_size": 0}, "above 0"),
         ({"disk": "/d", "fsync": "always"}, "fsync='always' is not one of none, data"),
         ({"disk": "/d", "disk_size": "9" * 400}, "is not a size"),
+        ({"disk_size": "1MiB"}, "disk_size='1MiB' is of a disk: say with 'disk' in which directory"),
+        ({"fsync": "none"}, "fsync='none' is of a disk"),
         ({"disk": 7}, "disk"),
         ({"disk": ""}, "disk='' is not the path of a directory"),
         ({"disk": "/d\0"}, "is not the path of a directory"),

@@ -610,6 +610,14 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
             Bench(path)
 
 
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"disk='/proc/ecotone' cannot be made: "):
+        Bench(Path("/proc/ecotone"))
+    monkeypatch.setattr("ecotone.node.disk.store.os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(ConfigError, match="this process may not write there"):
+        Bench(tmp_path / "new")
+
+
 def test_one_node_at_a_time(start: Start, tmp_path: Path) -> None:
     bench = start()
     with pytest.raises(ConfigError, match=f"in use by another node \\(process {os.getpid()}\\)"):

@@ -28,6 +28,8 @@ from ecotone.node import (
     Unreachable,
 )
 from ecotone.node.server.client import SharedNodeExchange
+from ecotone.node.server.link import Link, LostError
+from ecotone.node.server.listen import Address
 from ecotone.node.server.messages import MAX_BATCH_OPS, PREAMBLE, VERSION, Fact, Hello
 from ecotone.node.server.tool import NodeTool
 from ecotone.node.server.worker import WorkerNode
@@ -281,8 +283,27 @@ def test_a_socket_of_another_users_process_is_refused(path: Path, monkeypatch: p
 
 def test_no_node_is_said_plainly(path: Path) -> None:
     exchange = SharedNodeExchange(path, Hello("e", "scheduler"))
-    with pytest.raises(ConfigError, match=r"no node at .*: No such file or directory; 'ecotone node' starts one"):
-        exchange.wait_until_connected(0.01)
+    with pytest.raises(ConfigError, match=r"no node at .*: nothing is there; 'ecotone node' starts one"):
+        exchange.wait_until_connected(3600.0)  # at once, whatever patience there is
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"no node at .*: that is no socket"):
+        exchange.wait_until_connected(3600.0)
+
+
+def test_a_socket_that_does_not_answer_yet_is_waited_for(node: Running) -> None:
+    tries = []
+
+    def open_link(address: Address, hello: Hello) -> Link:
+        tries.append(address)
+        if len(tries) == 1:
+            raise LostError("Connection refused")  # bound, and not listening yet
+        return Link(address, hello)
+
+    exchange = SharedNodeExchange(node.path, Hello("e", "scheduler"), open_link=open_link)
+    exchange.wait_until_connected(PATIENCE_S)
+    assert exchange.is_connected
+    assert len(tries) == 2
+    exchange.close()
 
 
 def test_another_version_answers(path: Path) -> None:

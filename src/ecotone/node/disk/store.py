@@ -395,5 +395,21 @@ class DiskStore:
             path = path.rpartition("/")[0]
 
 
+def make_root(root: Path) -> None:
+    """Make the directory of a disk cache where there is none.
+
+    Raises:
+        ConfigError: it cannot be made, is no directory, or nobody may write there.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"disk={str(root)!r} is not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"disk={str(root)!r} cannot be made: {error.strerror}") from error
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise ConfigError(f"disk={str(root)!r}: this process may not write there")
+
+
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

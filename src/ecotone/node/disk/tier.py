@@ -28,7 +28,7 @@ from ecotone.node.disk.jobs import (
     Written,
 )
 from ecotone.node.disk.ledger import Ledger
-from ecotone.node.disk.store import DiskStore
+from ecotone.node.disk.store import DiskStore, make_root
 from ecotone.node.disk.thread import DiskThread
 from ecotone.node.disk.worker import DiskWorker
 from ecotone.node.entry import Entry
@@ -285,9 +285,10 @@ def open_disk_tier(
     ``index.tier``.
 
     Raises:
-        ConfigError: another node uses the directory, or it is none.
+        ConfigError: another node uses the directory, or it is none, or there can be none.
     """
     store = DiskStore(Path(config.root).absolute(), fsync=config.fsync == "data")
+    make_root(store.root)
     problem: OSError | None = None
     try:
         store.open()

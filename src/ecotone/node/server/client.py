@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ecotone.errors import ConfigError, ShutDownError
 from ecotone.node.exchange import (
@@ -23,7 +24,7 @@ from ecotone.node.exchange import (
     Unreachable,
 )
 from ecotone.node.server.link import Link, LostError
-from ecotone.node.server.listen import Address, shown
+from ecotone.node.server.listen import Address, check_place, shown
 from ecotone.node.server.messages import MAX_BATCH_OPS, Answers, Batch, Hello, Keep, Leave, NodeMessage, Welcome
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class SharedNodeExchange:
         """Block until the node welcomed this client: for the start, when there is nothing to go on without it.
 
         Raises:
-            ConfigError: it did not within ``timeout_s``; the message says why.
+            ConfigError: it did not within ``timeout_s``, or nothing is at its path; the message says why.
         """
         deadline, why = time.monotonic() + timeout_s, "it did not answer"
         while not self._welcomed:
@@ -100,6 +101,8 @@ class SharedNodeExchange:
                 why, self._link = str(lost), None
                 if lost.final:
                     raise ConfigError(f"the node at {shown(self._address)}: {why}") from None
+                if isinstance(self._address, Path):
+                    check_place(self._address)
                 time.sleep(min(_FIRST_PAUSE_S, left))
 
     @property

@@ -29,6 +29,17 @@ def take_place(address: Address) -> Place | AbstractPlace:
     return Place(address) if isinstance(address, Path) else AbstractPlace(address)
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path where no node can be about to answer.
+
+    Raises:
+        ConfigError: nothing is there, or something else is.
+    """
+    if not path.is_socket():
+        what = "that is no socket" if path.exists() else "nothing is there"
+        raise ConfigError(f"no node at {shown(path)}: {what}; 'ecotone node' starts one")
+
+
 class AbstractPlace:
     """Holds a name in the abstract namespace until ``close``, or until the process ends. Who may connect is the
     server's to check: such a socket has no mode.

@@ -99,6 +99,7 @@ class KitEngine:
         options: dict[str, Any] = subject.options_in(self._scratch)
         factory, setup, encoder = subject.factory, self._setup, self._models[0].info.encoder
         guarded("errors-are-reports", "validate", lambda: factory.validate(setup.role, options))
+        guarded("errors-are-reports", "check_machine", lambda: factory.check_machine(setup.role, options))
         context = ECSchedulerContext(
             engine_id=engine_id,
             role=setup.role,
