@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from benchmarks.harness import summarize
 from benchmarks.vllm.engines import Answers, Engine, say
-from benchmarks.vllm.hooks import SIDES, Reading
+from benchmarks.vllm.hooks import SIDES
 from benchmarks.vllm.names import HELD, HIT, MISS, NONE, SHARES
 from benchmarks.vllm.questions import about, fresh, mix
 
@@ -39,8 +39,8 @@ class Found:
         encodes: the same -> encoder runs, by round.
         step_s: seconds per step of ``TEXTS`` together, by round.
         hooks: side -> seconds in hooks of each of those steps.
-        means_us: side -> microseconds per step in each hook, of the latest round.
-        image_hooks: kind of question -> seconds in the hooks of both sides for one question, by round.
+        image_hooks: kind of question -> hook -> seconds in it, for each question.
+        text_hooks: hook -> seconds in it per step of ``TEXTS``, by round.
     """
 
     first_tokens: dict[str, list[float]] = field(default_factory=lambda: {HIT: [], MISS: [], HELD: []})
@@ -48,8 +48,8 @@ class Found:
     encodes: dict[str, list[int]] = field(default_factory=lambda: {share: [] for share in SHARES})
     step_s: list[float] = field(default_factory=list)
     hooks: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
-    means_us: dict[str, dict[str, float]] = field(default_factory=dict)
-    image_hooks: dict[str, list[float]] = field(default_factory=lambda: {HIT: [], MISS: [], HELD: []})
+    image_hooks: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {HIT: [], MISS: [], HELD: []})
+    text_hooks: list[dict[str, float]] = field(default_factory=list)
 
 
 def measure(engines: Sequence[Engine], sizes: Sizes) -> dict[str, Found]:
@@ -94,9 +94,11 @@ def _first_tokens(kind: str, numbers: list[int]) -> _Part:
     def ask(engine: Engine, found: Found) -> list[tuple[int, ...]]:
         # What the engine holds when the first question comes: an image of the list, or another.
         engine.ask([about(SEEN[-1])])
-        before = engine.hooks.total_s()
-        answers = [engine.ask([about(number)]) for number in numbers]
-        found.image_hooks[kind].append((engine.hooks.total_s() - before) / len(numbers))
+        answers = []
+        for number in numbers:
+            before = engine.hooks.seconds()
+            answers.append(engine.ask([about(number)]))
+            found.image_hooks[kind].append(_between(before, engine.hooks.seconds(), 1))
         _check_encodes(engine.name, kind, answers)
         found.first_tokens[kind] += [answer.seconds for answer in answers]
         return [answer.tokens[0] for answer in answers]
@@ -125,24 +127,23 @@ def _mixed(share: str, numbers: list[int]) -> _Part:
 
 def _text_alone(engine: Engine, found: Found) -> list[tuple[int, ...]]:
     engine.ask(TEXTS)  # what the last part left behind is not its
-    before = {side: engine.hooks.read(side) for side in SIDES}
+    before, steps = engine.hooks.seconds(), {side: engine.hooks.steps(side) for side in SIDES}
     answer = engine.ask(TEXTS, TEXT_STEPS)
     found.step_s.append(answer.seconds / TEXT_STEPS)
+    found.text_hooks.append(_between(before, engine.hooks.seconds(), TEXT_STEPS))
     for side in SIDES:
-        after = engine.hooks.read(side)
-        found.hooks[side] += engine.hooks.latest(side, after.steps - before[side].steps)
-        found.means_us[side] = _means_us(before[side], after)
+        found.hooks[side] += engine.hooks.latest(side, engine.hooks.steps(side) - steps[side])
     return answer.tokens
 
 
-def _means_us(before: Reading, after: Reading) -> dict[str, float]:
-    """Microseconds per step of each hook that was called."""
-    steps = after.steps - before.steps
-    return {
-        name: round((after.nanoseconds[name] - before.nanoseconds[name]) / steps / 1e3, 2)
-        for name in after.calls
-        if after.calls[name] > before.calls[name]
-    }
+def _between(before: Mapping[str, float], after: Mapping[str, float], count: int) -> dict[str, float]:
+    return {name: (after[name] - before[name]) / count for name in after}
+
+
+def _medians_us(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Microseconds in each hook that took any."""
+    medians = {name: median(row[name] for row in rows) for name in rows[0]}
+    return {name: round(seconds * 1e6, 2) for name, seconds in medians.items() if seconds}
 
 
 def _compare(what: str, answers: dict[str, list[tuple[int, ...]]]) -> None:
@@ -168,10 +169,14 @@ def figures(found: Found) -> dict[str, Any]:
             for kind, summary in first.items()
         },
         "hooks_ms": {
-            kind: round(median(seconds) * 1e3, 3) for kind, seconds in found.image_hooks.items() if any(seconds)
+            kind: round(median(sum(row.values()) for row in rows) * 1e3, 3)
+            for kind, rows in found.image_hooks.items()
+        },
+        "hooks_us": {
+            **{kind: _medians_us(rows) for kind, rows in found.image_hooks.items()},
+            "step of text alone": _medians_us(found.text_hooks),
         },
         "questions_per_s": {share: round(median(rates), 2) for share, rates in found.mixes.items()},
         "encodes": found.encodes,
         "text_alone": text,
-        "hooks_of_the_last_round_us": found.means_us,
     }

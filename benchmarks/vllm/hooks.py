@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 FILE_VARIABLE = "ECOTONE_BENCH_HOOKS"
 HOOKS = (
@@ -33,14 +33,6 @@ _RING = 4096
 _SIDE_WORDS = 1 + 2 * len(HOOKS) + _RING
 
 
-class Reading(NamedTuple):
-    """What one side has counted since the engine started."""
-
-    steps: int
-    calls: dict[str, int]
-    nanoseconds: dict[str, int]
-
-
 class HookTimes:
     """The file, as the benchmark reads it."""
 
@@ -48,17 +40,18 @@ class HookTimes:
         file.write_bytes(bytes(8 * _SIDE_WORDS * len(SIDES)))
         self._words = _map(file)
 
-    def read(self, side: str) -> Reading:
-        """Of one of ``SIDES``."""
-        start = SIDES.index(side) * _SIDE_WORDS
-        words = self._words[start : start + 1 + 2 * len(HOOKS)]
-        return Reading(
-            words[0], dict(zip(HOOKS, words[1::2], strict=True)), dict(zip(HOOKS, words[2::2], strict=True))
-        )
+    def steps(self, side: str) -> int:
+        """Steps of one of ``SIDES`` since the engine started."""
+        return self._words[SIDES.index(side) * _SIDE_WORDS]
 
-    def total_s(self) -> float:
-        """Seconds in all hooks of both sides since the engine started."""
-        return sum(sum(self.read(side).nanoseconds.values()) for side in SIDES) / 1e9
+    def calls(self) -> dict[str, int]:
+        """Of each hook, both sides together."""
+        return dict(zip(HOOKS, map(sum, zip(*(words[::2] for words in self._totals()), strict=True)), strict=True))
+
+    def seconds(self) -> dict[str, float]:
+        """In each hook, both sides together."""
+        both = zip(*(words[1::2] for words in self._totals()), strict=True)
+        return {name: sum(nanoseconds) / 1e9 for name, nanoseconds in zip(HOOKS, both, strict=True)}
 
     def latest(self, side: str, count: int) -> list[float]:
         """Seconds in hooks of each of the latest ``count`` steps.
@@ -72,6 +65,11 @@ class HookTimes:
         ring = start + 1 + 2 * len(HOOKS)
         last = self._words[start]
         return [self._words[ring + step % _RING] / 1e9 for step in range(max(0, last - count), last)]
+
+    def _totals(self) -> list[list[int]]:
+        """Of each side: calls and nanoseconds of each hook, one after the other."""
+        starts = [number * _SIDE_WORDS + 1 for number in range(len(SIDES))]
+        return [self._words[start : start + 2 * len(HOOKS)].tolist() for start in starts]
 
 
 class _Clock:

@@ -76,7 +76,7 @@ def _first_tokens(engines: Mapping[str, Any]) -> Iterable[Iterable[object]]:
 def _image_hooks(engines: Mapping[str, Any]) -> Iterable[Iterable[object]]:
     yield ["", HIT, HELD, MISS]
     for name, engine in engines.items():
-        if engine["hooks_ms"]:
+        if any(engine["hooks_ms"].values()):
             yield [name, *(f"{engine['hooks_ms'][kind]:.2f}" for kind in (HIT, HELD, MISS))]
 
 
