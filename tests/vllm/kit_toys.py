@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import quiet_vllm  # noqa: F401 - before vLLM
 from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorBase,
     ECConnectorMetadata,
@@ -118,10 +119,10 @@ class LeavesOut(ToyConnector):
         """No rows."""
 
 
-class LoadsWhatWasAskedFor(ToyConnector):
-    def has_cache_item(self, identifier: str) -> bool:
-        self.next.loads += [identifier] * (identifier in self.stored)
-        return super().has_cache_item(identifier)
+class LoadsAll(ToyConnector):
+    def build_connector_meta(self, scheduler_output: Any) -> ToyMetadata:
+        self.next.loads = sorted(self.stored)
+        return super().build_connector_meta(scheduler_output)
 
 
 class DefersForEver(ToyConnector):

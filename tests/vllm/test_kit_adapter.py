@@ -52,7 +52,7 @@ DEFECTS = {
     "AnnouncesOrders": ("ready-after-every-report", "encode fails (0)"),
     "LoadsInReverse": ("right-rows", "hit (0)"),
     "LeavesOut": ("ready-is-loaded", "one is held while another is loaded (0)"),
-    "LoadsWhatWasAskedFor": ("cache-only-what-was-ordered", "many wait for a small cache (0)"),
+    "LoadsAll": ("cache-only-what-was-ordered", "one is held while another is loaded (0)"),
     "DefersForEver": ("every-request-ends", "hit (0)"),
     "NeverRests": ("rests-when-done", "hit (0)"),
     "RaisesWhenFinished": ("errors-are-reports", "hit (0)"),
