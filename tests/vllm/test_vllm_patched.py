@@ -31,7 +31,7 @@ def patched(*names: str, **env: str) -> dict[str, str]:
 
 CASES: dict[str, dict[str, Any]] = {
     "V2 runner": {"env": patched("v2_runner")},
-    "V2 runner, two ranks": {"env": patched("v2_runner"), "tensor_parallel_size": 2},
+    "V2 runner, two ranks": {"model": "qwen3_vl", "env": patched("v2_runner"), "tensor_parallel_size": 2},
     "two stages": {"env": patched("pipeline"), "pipeline_parallel_size": 2},
     "Ray": {
         "env": patched("ray_on_cpu", VLLM_USE_RAY_V2_EXECUTOR_BACKEND="1"),
@@ -56,11 +56,12 @@ def ray_folder() -> Iterator[str]:
 def test_an_image_is_encoded_once(
     case: str, start_engine: StartEngine, images: dict[str, list[str]], ray_folder: str
 ) -> None:
-    options = {**CASES[case]}
+    options = {"model": "digits", **CASES[case]}
     env = {**options.pop("env"), "ECOTONE_TEST_RAY": ray_folder}
-    engine = start_engine("digits", ec=ecotone(), env=env, **options)
+    engine = start_engine(ec=ecotone(), env=env, **options)
     engine.wait_until_started()
-    answers = [answer(engine, images["digits"][number]) for number in ORDER]
+    pictures = images[options["model"]]
+    answers = [answer(engine, pictures[number]) for number in ORDER]
     assert answers[:3] == answers[3:]
     assert len(set(answers)) == 3
     # A later stage of a pipeline encodes nothing.

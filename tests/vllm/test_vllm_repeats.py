@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_process import EngineProcess, StartEngine, ecotone
+from engine_process import EngineProcess, StartEngine, close_all, ecotone
 
 Request = dict[str, Any]
 MODELS = ("digits", "qwen3_vl")
@@ -46,8 +46,7 @@ def pair(
     for engine in engines:
         engine.wait_until_started()
     yield Pair(*engines, images[request.param])
-    for engine in engines:
-        engine.close()
+    close_all(engines)
 
 
 def test_an_image_is_encoded_once(pair: Pair) -> None:

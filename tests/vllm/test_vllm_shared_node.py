@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import pytest
-from engine_process import EngineProcess, StartEngine, ecotone
+from engine_process import EngineProcess, StartEngine, close_all, ecotone
 from node_process import NodeProcess
 
 LATE = {"ec_connector": "LateConnector", "ec_connector_module_path": "late_connector"}
@@ -48,8 +48,7 @@ def fleet(
             engine.wait_until_started()
         fleet = Fleet(node, engines, images["digits"])
         yield fleet
-        for engine in engines:
-            engine.close()
+        close_all(engines)
         fleet.node.close()
     finally:
         (node if fleet is None else fleet.node).kill()

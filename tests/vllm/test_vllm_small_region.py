@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_process import EngineProcess, StartEngine, ecotone
+from engine_process import EngineProcess, StartEngine, close_all, ecotone
 from PIL import Image
 
 REGION = 16 << 10  # bytes; a row of the Qwen model takes 1 KiB
@@ -38,5 +38,4 @@ def test_answers_with_little_room(start_engine: StartEngine, images: dict[str, l
     again = [small[0], large[0], small[0], large[0]]
     assert answers(cached, again) == answers(plain, again)
     assert cached.encodes() - before <= 3, "a small image still has its place"
-    for engine in (plain, cached):
-        engine.close()
+    close_all((plain, cached))
