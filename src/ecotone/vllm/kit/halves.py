@@ -173,7 +173,9 @@ class VllmSchedulerHalf(ECSchedulerConnector):
 
     def _place(self, req_id: str, item: ECItem) -> tuple[Request, int]:
         """vLLM's request, and where in it the item is. Items become known one by one, each behind those before."""
-        request = self._requests.setdefault(req_id, _request(req_id))
+        request = self._requests.get(req_id)
+        if request is None:
+            request = self._requests[req_id] = _request(req_id)
         features = request.mm_features
         for index, feature in enumerate(features):
             if feature.identifier == item.key:
