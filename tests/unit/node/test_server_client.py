@@ -27,10 +27,22 @@ from ecotone.node import (
     Ticket,
     Unreachable,
 )
+from ecotone.node.region import RegionDescriptor
 from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.link import Link, LostError
 from ecotone.node.server.listen import Address
-from ecotone.node.server.messages import MAX_BATCH_OPS, PREAMBLE, VERSION, Fact, Hello
+from ecotone.node.server.messages import (
+    MAX_BATCH_OPS,
+    PREAMBLE,
+    VERSION,
+    Answers,
+    ClientMessage,
+    Fact,
+    Hello,
+    Keep,
+    NodeMessage,
+    Welcome,
+)
 from ecotone.node.server.tool import NodeTool
 from ecotone.node.server.worker import WorkerNode
 
@@ -339,6 +351,59 @@ def test_who_is_no_scheduler_may_not_ask(node: Running) -> None:
 
 
 # -- losing the node ------------------------------------------------------------------------------------------
+
+
+class Scripted(Link):
+    """A link that brings what it is told to, and takes everything."""
+
+    def __init__(self, *inbox: NodeMessage | LostError) -> None:
+        self.inbox = list(inbox)
+        self.sent: list[ClientMessage] = []
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def send(self, message: ClientMessage) -> None:
+        self.sent.append(message)
+
+    def pump(self) -> None:
+        pass
+
+    def receive(self) -> Iterator[NodeMessage]:
+        while self.inbox:
+            message = self.inbox.pop(0)
+            if isinstance(message, LostError):
+                raise message
+            yield message
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_known_is_said_again_where_nothing_shows_that_it_arrived(path: Path) -> None:
+    welcome = Welcome("node", 1, RegionDescriptor("node", 1, 4096))
+    links = [Scripted(welcome) for _ in range(3)]
+    waiting = iter(links)
+    exchange = SharedNodeExchange(path, Hello("e", "scheduler"), open_link=lambda *_: next(waiting))
+    exchange.submit([Acquire(1, key("x"), UNIT)])
+    exchange.flush()
+    links[0].inbox.append(LostError("it hung up"))
+    assert list(exchange.poll()) == [Unreachable(1)]
+    exchange.poll()
+    assert links[1].sent == [Keep(frozenset())]  # nobody knows what became of the question
+    links[1].inbox.append(LostError("it hung up"))
+    exchange.poll()
+    exchange.poll()
+    assert links[2].sent == [Keep(frozenset())]
+    # With an answer to something later, it arrived; what is idle then is asked for no news.
+    exchange.submit([Lookup(2, key("x"), UNIT)])
+    exchange.flush()
+    links[2].inbox.append(Answers((Absent(2),)))
+    assert list(exchange.poll()) == [Absent(2)]
+    links[2].inbox.append(LostError("it hung up"))
+    exchange.poll()
+    assert exchange.is_connected
 
 
 def test_without_its_node_an_engine_goes_on_and_finds_the_next_one(

@@ -147,3 +147,61 @@ def test_a_scheduler_whose_connection_breaks_before_its_ranks_attached_keeps_wha
     )
     outcome = simulate(plan)
     assert not outcome.failed, outcome.detail
+
+
+# Cut down from seeds 55745 and 81694: what an engine said it knows, when it was back, was swallowed by a second
+# break of its connection, and nobody noticed.
+_SMALL = {"max_num_seqs": 4, "max_model_len": 40, "encoder_cache_rows": 6, "encoder_budget_rows": 6}
+_SWALLOWED = (
+    Plan(
+        seed=55745,
+        shared=True,
+        capacity=768,
+        policy="gdsf",
+        items=(1,),
+        engines=(
+            EnginePlan(
+                pending_timeout_s=0.0,
+                limits=SchedulerLimits(max_num_batched_tokens=32, block_size=4, kv_blocks=20, **_SMALL),
+            ),
+        ),
+        requests=(
+            RequestPlan(name="r3", at=0.264, engine=0, parts=(-1,)),
+            RequestPlan(name="r4", at=0.0396, engine=0, parts=(-1,), max_tokens=2),
+        ),
+        faults=(Fault(kind="drop_link", at=0.2016), Fault(kind="drop_link", at=0.4706)),
+        weather=Weather(net_s=0.03, step_s=0.1),
+    ),
+    Plan(
+        seed=81694,
+        shared=True,
+        capacity=384,
+        policy="gdsf",
+        items=(2, 2, 1, 2, 3, 1),
+        broken=(3,),
+        engines=(
+            EnginePlan(
+                role="ec_producer",
+                pending_timeout_s=0.1,
+                limits=SchedulerLimits(
+                    max_num_batched_tokens=3, block_size=2, kv_blocks=7, **{**_SMALL, "max_num_seqs": 2}
+                ),
+            ),
+        ),
+        requests=(RequestPlan(name="r0", at=0.4611, engine=0, parts=(-4, -3)),),
+        faults=(
+            Fault(kind="stall_node", at=0.6853, seconds=0.3),
+            Fault(kind="drop_link", at=0.7408),
+            Fault(kind="kill_engine", at=0.2278),
+            Fault(kind="kill_engine", at=0.3889, seconds=0.01),
+            Fault(kind="drop_link", at=0.6048),
+        ),
+        weather=Weather(step_s=0.01, reports_repeated=0.3),
+    ),
+)
+
+
+@pytest.mark.parametrize("plan", _SWALLOWED, ids=lambda plan: f"seed-{plan.seed}")
+def test_what_an_engine_knows_is_said_again_until_it_arrived(plan: Plan) -> None:
+    outcome = simulate(plan)
+    assert not outcome.failed, outcome.detail

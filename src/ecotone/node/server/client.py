@@ -69,6 +69,7 @@ class SharedNodeExchange:
 
         self._link: Link | None = None
         self._welcomed = False
+        self._keeping = False  # a Keep was sent, and nothing shows yet that it arrived
         self._node_id = ""
         self._since = 0.0  # when the link was opened, or its oldest unanswered message sent
         self._pause_s = _FIRST_PAUSE_S
@@ -176,7 +177,7 @@ class SharedNodeExchange:
         """Take in what arrived; look for the node where it is time to; give it up where it is late."""
         if self._link is None:
             self._connect()
-        if self._link is None or (self._welcomed and not self._sent):
+        if self._link is None or (self._welcomed and not self._sent and not self._keeping):
             return  # what is idle is not asked for news: that the node is gone shows when it is needed
         try:
             self._read(self._link)
@@ -212,6 +213,7 @@ class SharedNodeExchange:
                 self._pause_s = _FIRST_PAUSE_S
                 if node_id == self._node_id:  # it knows us from before, and may have given what never arrived
                     link.send(Keep(frozenset(self._held)))
+                    self._keeping = True
                 else:  # another one: whatever the last one gave belongs to nobody
                     self._let_go([Settled(0, claim, committed=False) for claim in sorted(self._held)])
                 self._node_id = node_id
@@ -219,6 +221,7 @@ class SharedNodeExchange:
                     logger.info("the node at %s is there again", shown(self._address))
                 self._complained = False
             case Answers(answers=answers, settled=settled) if self._sent and len(answers) == len(self._sent[0][1]):
+                self._keeping = False
                 _, ops = self._sent.popleft()
                 if any(a.seq != op.seq for a, op in zip(answers, ops, strict=True)):
                     raise LostError("its answers are to other questions")
@@ -257,7 +260,7 @@ class SharedNodeExchange:
         if self._welcomed:
             self._counters["lost"] += 1
             self._try_at = self._clock()  # the first try is at once: a node is restarted in no time
-        self._welcomed = False
+        self._welcomed = self._keeping = False
         unanswered = [op for _, ops in self._sent for op in ops] + self._kept
         self._sent.clear()
         self._kept = []
