@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ecotone.cli.console import err, out
-from ecotone.testing.sim import Finding, Outcome, Sweep, replay, sweep
+from ecotone.testing.sim import EnginePlan, Finding, Outcome, Sweep, replay, sweep
 
 _SHOWN_LINES = 40
 _MAX_FAILURES = 10
@@ -75,7 +75,7 @@ def _print_finding(finding: Finding, lines: int | None) -> None:
     outcome, plan = finding.outcome, finding.plan
     out.print(f"seed {finding.seed}, cut down to what it needs" if outcome.failed else f"seed {finding.seed}")
     where = "one shared node" if plan.shared else "an embedded node"
-    engines = ", ".join(f"e{i} {engine.role} of {engine.ranks} ranks" for i, engine in enumerate(plan.engines))
+    engines = ", ".join(f"e{i} {_engine(engine)}" for i, engine in enumerate(plan.engines))
     out.print(f"{where} of {plan.capacity} bytes; {engines}; {len(plan.requests)} requests", markup=False)
     for fault in plan.faults:
         out.print(f"fault: {fault.kind} at {fault.at} s (engine {fault.engine}, {fault.seconds} s)", markup=False)
@@ -86,6 +86,11 @@ def _print_finding(finding: Finding, lines: int | None) -> None:
         out.print(f"broke {outcome.rule}: {outcome.detail}", style="bold red", markup=False, soft_wrap=True)
     else:
         out.print("every rule held")
+
+
+def _engine(plan: EnginePlan) -> str:
+    steps = plan.limits.max_concurrent_steps
+    return f"{plan.role} of {plan.ranks} ranks" + (f", {steps} steps in flight" if steps > 1 else "")
 
 
 def _json(value: Any) -> str:

@@ -15,7 +15,9 @@ from ecotone.connectors.questions import Questions
 from ecotone.connectors.scheduler import EcotoneSchedulerConnector
 from ecotone.connectors.transfers import Transfers
 from ecotone.connectors.worker import EcotoneWorkerConnector
+from ecotone.engine.batching import Batcher
 from ecotone.engine.encoder_cache_manager import EncoderCacheManager
+from ecotone.engine.in_flight import StepsInFlight
 from ecotone.engine.scheduler import Scheduler
 from ecotone.node.exchange import Abort, Commit, Pending, Ready, Release, Ticket
 from ecotone.node.index import Index
@@ -26,6 +28,7 @@ from ecotone.protocol.frozen import set_field
 from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from ecotone.testing.sim import engine as sim_engine
 from ecotone.testing.sim.model import Library
+from ecotone.testing.sim.steps import StepLine
 from ecotone.worker.ec_connector import ActiveECConnector
 
 Patch = pytest.MonkeyPatch
@@ -387,3 +390,86 @@ def a_ticket_is_used_twice(patch: Patch) -> None:
 
 def _abort(questions: Questions) -> Callable[[Ticket], Abort]:
     return lambda answer: Abort(questions._next_seq(), answer.transfer_id)
+
+
+# -- steps in flight ------------------------------------------------------------------------------------------
+
+
+@mutant
+def what_a_step_in_flight_encodes_counts_as_held(patch: Patch) -> None:
+    """Found only where it fails: whoever was ordered to gather it is told of rows that do not exist."""
+    patch.setattr(StepsInFlight, "keys", frozenset())
+
+
+@mutant
+def a_request_is_in_two_steps_at_once(patch: Patch) -> None:
+    """Its tokens are computed before the result that they build on is known."""
+    real = StepsInFlight.begin
+
+    def begin(self, order, requests):
+        real(self, order, requests)
+        for scheduled in order.scheduled:
+            requests[scheduled.req_id].in_flight = False
+
+    patch.setattr(StepsInFlight, "begin", begin)
+
+
+@mutant
+def a_step_ahead_that_came_to_nothing_takes_announcements_along(patch: Patch) -> None:
+    """No step tells the ranks which requests ended, and they keep what they know of them."""
+    real = Scheduler.schedule_ahead
+
+    def schedule_ahead(self):
+        order = real(self)
+        if order is None and len(self._in_flight) < self.limits.max_concurrent_steps:
+            self._pool.take_announcements()
+        return order
+
+    patch.setattr(Scheduler, "schedule_ahead", schedule_ahead)
+
+
+@mutant
+def blocks_of_a_step_in_flight_are_taken_by_preemption(patch: Patch) -> None:
+    """Slots are given to others while a result that counts them as computed is on its way."""
+    real = Batcher._take_blocks
+
+    def take_blocks(self, request, num_tokens, batch):
+        flying = [r for r in self._pool.running if r.in_flight]
+        for other in flying:
+            other.in_flight = False
+        try:
+            return real(self, request, num_tokens, batch)
+        finally:
+            for other in flying:
+                other.in_flight = True
+
+    patch.setattr(Batcher, "_take_blocks", take_blocks)
+
+
+@mutant
+def a_rank_does_not_keep_the_order_of_steps(patch: Patch) -> None:
+    """Freed room is given to a step that begins before the step that still uses it."""
+
+    def behind(self, _until, _rank):
+        return self._world.now + self._random.uniform(0, self._step_s)
+
+    patch.setattr(StepLine, "_behind", behind)
+
+
+@mutant
+def a_save_counts_as_done_two_steps_later(patch: Patch) -> None:
+    """Readiness inferred from how many steps were ordered since."""
+    real = EcotoneSchedulerConnector.build_connector_meta
+
+    def build(self):
+        meta = real(self)
+        ops = []
+        for transfer_id, save in list(self._transfers._saves.items()):
+            save.age = getattr(save, "age", 0) + 1
+            if save.age > 2:
+                del self._transfers._saves[transfer_id]
+                ops.append(Commit(self._next_seq(), save.ticket_id))
+        self._tell(ops)
+        return meta
+
+    patch.setattr(EcotoneSchedulerConnector, "build_connector_meta", build)

@@ -42,7 +42,15 @@ def test_every_rule_holds(start: int) -> None:
     result = sweep(range(start, start + CHUNK))
     assert [f"seed {f.seed}: {f.rule}: {f.detail}" for f in result.failures] == []
     # What the rules are about did happen.
-    for name in ("loads_ordered", "encodes_ordered", "rollbacks", "preemptions", "deferrals", "unsaved.no_room"):
+    for name in (
+        "loads_ordered",
+        "encodes_ordered",
+        "rollbacks",
+        "preemptions",
+        "deferrals",
+        "unsaved.no_room",
+        "steps_ahead",
+    ):
         assert result.counts[name] > 0, name
     for ended in ("finished_stopped", "finished_length", "finished_aborted", "finished_error"):
         assert result.counts[f"requests.{ended}"] > 0, ended

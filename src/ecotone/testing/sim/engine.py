@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ecotone.connectors.scheduler import EcotoneSchedulerConnector
@@ -24,6 +23,7 @@ from ecotone.testing.sim.plan import EnginePlan, Plan
 from ecotone.testing.sim.process import RankProcess
 from ecotone.testing.sim.rank import Bystander, report_only
 from ecotone.testing.sim.reports import ReportDelays
+from ecotone.testing.sim.steps import Said, StepLine
 from ecotone.testing.sim.world import ViolationError, World
 from ecotone.worker.ec_connector import NO_OP_EC_CONNECTOR
 
@@ -68,7 +68,6 @@ class SimEngine:
         self._on_end = on_end
         self._on_tokens = on_tokens
         self._random = world.random(engine_id)
-        self._step_s = plan.weather.step_s
         self._links: list[SimLink] = []
         self.watch = embedded_watch(plan, engine_id, library) if node is None else None
         memory = None if self.watch is None else self.watch.memory
@@ -94,9 +93,9 @@ class SimEngine:
         self._bystander = Bystander(NO_OP_EC_CONNECTOR) if engine.bystander else None
         self.reports = ReportDelays(plan.weather, self._random)
         self._requests: dict[str, Request] = {}
-        self._order: SchedulerOutput | None = None
-        self._outputs: dict[int, ModelRunnerOutput] = {}
+        self._steps = StepLine(world, self._random, plan.weather.step_s, self.ranks, self._take_in)
         self._ticking = False
+        self._waiting = False  # for the result of the oldest step in flight
         self._forced = False
         self._resets = 0
         self._drops = False
@@ -218,14 +217,14 @@ class SimEngine:
     @property
     def is_resting(self) -> bool:
         """Whether no step is under way or due."""
-        return self._order is None and not self._ticking
+        return not self._steps and not self._ticking
 
     def wake(self) -> None:
         """There may be something to do."""
         self._tick_in(0.0)
 
     def _tick_in(self, delay_s: float) -> None:
-        if self.alive and not self._ticking and self._order is None:
+        if self.alive and not self._ticking and not self._waiting:
             self._ticking = True
             self._world.after(delay_s, self._tick)
 
@@ -238,6 +237,33 @@ class SimEngine:
             if not self._shared.is_connected and self._world.now < self._started + CONNECT_S:
                 self._tick_in(IDLE_S)
                 return
+        if self._is_disturbed and not self._steps:
+            self._disturb()
+        if not (self.scheduler.has_work() or self._forced):
+            return
+        if not self._is_disturbed:
+            self._submit()
+        self._waiting = True
+        self._take_in()
+
+    def _submit(self) -> None:
+        """Keep as many steps in flight as there is work for."""
+        if not self._steps:
+            self._forced = False
+            self._send(self.scheduler.schedule())
+        while (ahead := self.scheduler.schedule_ahead()) is not None:
+            self._send(ahead)
+
+    def _send(self, order: SchedulerOutput) -> None:
+        self._world.say("{}: {}", self.engine_id, Said(order, self._library))
+        self._steps.submit(order)
+
+    @property
+    def _is_disturbed(self) -> bool:
+        """Whether something is to be done while no step is in flight."""
+        return self._resets > 0 or self._drops
+
+    def _disturb(self) -> None:
         while self._resets:
             self._resets -= 1
             self._reset_now()
@@ -245,14 +271,6 @@ class SimEngine:
             self._drops = False
             self.scheduler.reset_encoder_cache(self.keys)
             self.clear_caches()
-        if not (self.scheduler.has_work() or self._forced):
-            return
-        self._forced = False
-        order = self._order = self.scheduler.schedule()
-        self._outputs.clear()
-        self._world.say("{}: {}", self.engine_id, _Said(order, self._library))
-        for rank in self.ranks:
-            self._world.after(self._random.uniform(0, self._step_s), partial(self._execute, rank, order))
 
     def _reset_now(self) -> None:
         self._world.say("{}: the weights change", self.engine_id)
@@ -264,21 +282,17 @@ class SimEngine:
         for rank in self.ranks:
             rank.sim.epoch = self.epoch
 
-    def _execute(self, rank: RankProcess, order: SchedulerOutput) -> None:
-        if not rank.alive:
+    def _take_in(self) -> None:
+        """The result of the oldest step, if it is awaited and there."""
+        if not (self.alive and self._waiting):
             return
-        output = rank.sim.execute(order)
-        self._world.after(self._random.uniform(0, self._step_s), lambda: self._answered(rank.rank, order, output))
+        answered = self._steps.take()
+        if answered is not None:
+            self._waiting = False
+            self._finish(*answered)
 
-    def _answered(self, rank: int, order: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        if not self.alive or order is not self._order:
-            return
-        self._outputs[rank] = output
-        if len(self._outputs) == len(self.ranks):
-            self._finish(order)
-
-    def _finish(self, order: SchedulerOutput) -> None:
-        outputs = [self.reports.pass_on(rank, self._outputs[rank]) for rank in range(len(self.ranks))]
+    def _finish(self, order: SchedulerOutput, answers: list[ModelRunnerOutput]) -> None:
+        outputs = [self.reports.pass_on(rank, answer) for rank, answer in enumerate(answers)]
         if self._bystander is None:
             outputs = [outputs[0], *map(report_only, outputs[1:])]
             output_rank = 0
@@ -289,7 +303,6 @@ class SimEngine:
         folded = fold_outputs(outputs, output_rank, (ECOutputAggregator(),))
         if folded is None:
             raise ViolationError("fold", "a step of which every rank answered came to nothing")
-        self._order = None
         deltas = self.scheduler.update_from_output(order, folded)
         for delta in deltas:
             self._on_tokens(delta.req_id, delta.new_token_ids)
@@ -329,30 +342,11 @@ class SimEngine:
         }
         if left:
             raise ViolationError("rest", f"the connector of {self.engine_id} still has {left}")
+        for rank in self.ranks:
+            if rank.sim.known:
+                raise ViolationError("rest", f"{rank.name} was not told that {sorted(rank.sim.known)} ended")
         self.scheduler.check_integrity()
         self.connector.check_integrity()
 
 
-class _Said:
-    """An order in a line, made only where somebody reads it."""
-
-    def __init__(self, order: SchedulerOutput, library: Library) -> None:
-        self._order = order
-        self._library = library
-
-    def __format__(self, _spec: str) -> str:
-        order = self._order
-        parts = []
-        for s in order.scheduled:
-            did = [f"{s.req_id} {s.num_computed_tokens}+{s.num_tokens}"]
-            for name, indices in (("encode", s.encode), ("load", s.load)):
-                if indices:
-                    did.append(f"{name} " + ", ".join(str(self._library.of_key(s.item_keys[i])) for i in indices))
-            parts.append(" ".join(did))
-        if order.free_encoder_keys:
-            parts.append("free " + ", ".join(str(self._library.of_key(key)) for key in order.free_encoder_keys))
-        return f"step {order.step}: " + ("; ".join(parts) or "nothing to compute")
-
-
 _NOTHING = ModelRunnerOutput()
-_NOT_AT_REST = ("saves_in_flight", "pins_held", "answers_awaited")

@@ -96,7 +96,11 @@ def make_plan(seed: int) -> Plan:
     random = Random(seed)
     shared = random.random() < 0.65
     items = tuple(random.choice((1, 1, 2, 2, 3, 4, 6)) for _ in range(random.choice((1, 3, 5, 6))))
-    engines = tuple(_engine(random, shared) for _ in range(random.randint(1, 3) if shared else 1))
+    # A stream of its own: what else a seed means does not depend on it.
+    steps = Random(f"{seed}/steps")
+    engines = tuple(
+        _engine(random, shared, steps.choice((1, 1, 2, 3))) for _ in range(random.randint(1, 3) if shared else 1)
+    )
     span = random.choice((0.05, 0.5, 3.0))
     requests = tuple(
         RequestPlan(
@@ -127,7 +131,7 @@ def make_plan(seed: int) -> Plan:
     )
 
 
-def _engine(random: Random, shared: bool) -> EnginePlan:
+def _engine(random: Random, shared: bool, max_concurrent_steps: int) -> EnginePlan:
     return EnginePlan(
         role=random.choice(("ec_both", "ec_both", "ec_both", "ec_producer", "ec_consumer")),
         ranks=random.choice((1, 1, 2, 3)),
@@ -143,6 +147,7 @@ def _engine(random: Random, shared: bool) -> EnginePlan:
             kv_blocks=random.choice((7, 8, 10, 20)),
             encoder_cache_rows=random.choice((6, 6, 6, 6, 12)),
             encoder_budget_rows=random.choice((6, 8, 14)),
+            max_concurrent_steps=max_concurrent_steps,
         ),
     )
 

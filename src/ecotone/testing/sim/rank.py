@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ecotone.protocol.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from ecotone.protocol.step import MultiModalItem, NewRequestData, ScheduledRequest, SchedulerOutput
@@ -42,6 +42,11 @@ class SimRank:
         self._block_size = block_size
         self._requests: dict[str, NewRequestData] = {}
         self._store: dict[tuple[int, int], int | None] = {}
+
+    @property
+    def known(self) -> Set[str]:
+        """Requests that it was told of, and not yet that they ended."""
+        return self._requests.keys()
 
     def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """The whole step.

@@ -230,8 +230,8 @@ class Simulation:
 
 
 _COUNTED = (
-    "steps", "hits", "misses", "rollbacks", "preemptions", "deferrals", "loads_ordered", "encodes_ordered",
-    "unsaved.no_room", "unsaved.node_unreachable", "unsaved.waited", "without_effect",
+    "steps", "steps_ahead", "hits", "misses", "rollbacks", "preemptions", "deferrals", "loads_ordered",
+    "encodes_ordered", "unsaved.no_room", "unsaved.node_unreachable", "unsaved.waited", "without_effect",
 )  # fmt: skip
 
 

@@ -80,13 +80,16 @@ def _with_calm(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_less(plan: Plan) -> Iterator[Plan]:
-    """Fewer ranks; shorter prompts and answers."""
+    """Fewer ranks and steps in flight; shorter prompts and answers."""
     for number, engine in enumerate(plan.engines):
         changes: list[Callable[[], dict[str, object]]] = []
         if engine.bystander:
             changes.append(lambda: {"bystander": False})
         if engine.ranks > 1 and not any(f.engine == number and f.rank == engine.ranks - 1 for f in plan.faults):
             changes.append(lambda ranks=engine.ranks: {"ranks": ranks - 1})  # type: ignore[misc]
+        if engine.limits.max_concurrent_steps > 1:
+            fewer = _replace(engine.limits, max_concurrent_steps=engine.limits.max_concurrent_steps - 1)
+            changes.append(lambda limits=fewer: {"limits": limits})  # type: ignore[misc]
         for change in changes:
             engines = list(plan.engines)
             engines[number] = _replace(engine, **change())
