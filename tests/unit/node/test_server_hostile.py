@@ -25,6 +25,7 @@ from ecotone.node.server.client import SharedNodeExchange
 from ecotone.node.server.messages import (
     MAX_FRAME_BYTES,
     PREAMBLE,
+    VERSION,
     Attach,
     Batch,
     Clear,
@@ -189,7 +190,7 @@ def test_messages_that_are_none_are_refused_with_a_reason(path: Path, probe: Pro
 
 def test_another_version_is_told_ours_and_nothing_else(path: Path, probe: Probe) -> None:
     connection = connected(path)
-    connection.sendall(PREAMBLE[:8] + (2).to_bytes(4, "little") + b"whatever that version says")
+    connection.sendall(PREAMBLE[:8] + (VERSION + 1).to_bytes(4, "little") + b"whatever that version says")
     assert is_hung_up(connection) == PREAMBLE
 
 
