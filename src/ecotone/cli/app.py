@@ -271,7 +271,7 @@ def check(
         typer.Argument(
             metavar="MODULE:NAME",
             help="An ECConnectorFactory class, a Subject, a worker metadata type, or 'EcotoneConnector'"
-            " ('EcotoneConnector-disk', 'EcotoneConnector-node').",
+            " (also with -disk, -node or -hosted behind it).",
         ),
     ],
     options: Annotated[

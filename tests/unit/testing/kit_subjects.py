@@ -15,3 +15,4 @@ FILES = file_connector.subject
 ECOTONE = BUILT_IN["EcotoneConnector"]
 DISK = BUILT_IN["EcotoneConnector-disk"]
 NODE = BUILT_IN["EcotoneConnector-node"]
+HOSTED = BUILT_IN["EcotoneConnector-hosted"]

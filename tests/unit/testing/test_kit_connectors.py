@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit_subjects import DISK, ECOTONE, FILES, NODE
+from kit_subjects import DISK, ECOTONE, FILES, HOSTED, NODE
 
 from ecotone.testing import Capabilities, check_connector
 from ecotone.testing.kit.connector import setups_for
@@ -30,15 +30,17 @@ def test_ecotones_connector_passes_with_a_disk_behind_little_memory():
     assert report.names("not reached") == ()
 
 
-def test_ecotones_connector_passes_over_a_shared_node():
-    report = check_connector(NODE, examples=5)
+@pytest.mark.parametrize("subject", [NODE, HOSTED], ids=lambda subject: subject.name)
+def test_ecotones_connector_passes_where_ranks_tell_the_node_themselves(subject):
+    report = check_connector(subject, examples=3)
     assert report.ok, str(report)
-    assert set(report.names("skipped")) == {
+    assert set(report.names("skipped")) - {"found-after-restart"} == {
         "ready-after-every-report",  # it is the node that knows
         "awake-while-pending",
         "loss-is-a-failed-load",
         "ready-is-loaded",
     }
+    assert "found-after-restart" in report.names("skipped" if subject is HOSTED else "held")
 
 
 def test_the_example_passes():

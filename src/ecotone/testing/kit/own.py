@@ -1,4 +1,5 @@
-"""Ecotone's own connector as the kit checks it: in the engine's process, with a disk, and over a shared node."""
+"""Ecotone's own connector as the kit checks it: with a node in the engine's process, with a disk behind it, over a
+shared node, and over one that the engine's process serves to its ranks."""
 
 from __future__ import annotations
 
@@ -65,5 +66,13 @@ BUILT_IN = {
         options={"node": "unix:{scratch}/node"},
         beside=_node_in,
         name="EcotoneConnector-node",
+    ),
+    "EcotoneConnector-hosted": Subject(
+        factory=EcotoneConnectorFactory(hosted=True),
+        capabilities=Capabilities(
+            zero_copy=True, background=True, reports_decide=False, answers_within_s=_ANSWERS_WITHIN_S
+        ),
+        options={"memory": _MEMORY},
+        name="EcotoneConnector-hosted",
     ),
 }
