@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from contextlib import ExitStack
@@ -286,3 +287,30 @@ def test_a_scheduler_elsewhere_is_refused(stack):
 def test_another_connectors_report_is_refused(stack):
     with pytest.raises(ContractError, match="of type dict"):
         Vllm(stack).scheduler.take_in({})
+
+
+def test_a_step_without_images_costs_a_few_calls(stack):
+    vllm = Vllm(stack)
+    vllm.step(request("1", "A"))  # both sides are attached, and have counters
+    vllm.step(request("2", "A"))
+    while vllm.half.has_pending_work():
+        vllm.step()
+    calls: list[str] = []
+
+    def note(frame, event, _):
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        metadata = vllm.scheduler.build_orders(())
+        vllm.worker.bind(metadata)
+        vllm.worker.load(vllm.encoder_cache)
+        report = vllm.worker.report()
+        vllm.worker.clear()
+    finally:
+        sys.setprofile(None)
+
+    assert metadata is NO_ORDERS
+    assert report is None
+    assert len(calls) <= 20, calls  # in an engine each takes most of a microsecond, and 20 are the goal
