@@ -121,9 +121,9 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
 
     # -- a scheduling pass ------------------------------------------------------------------------------------
 
-    def prepare(self, items: Iterable[ECItem], patience_s: float) -> None:
+    def prepare(self, items: Iterable[ECItem], patience_s: float) -> bool:
         """Ask the node, in one message, about the items that this pass will look up, and wait for its answers, but
-        no longer than ``patience_s``: then ``lookup`` finds them within this pass.
+        no longer than ``patience_s``: then ``lookup`` finds them within this pass. Whether all are there.
 
         For engines that cannot cheaply come back to a request later. Who can must not wait here: without this, the
         node is asked by ``lookup``, and a request whose answer is not there is deferred.
@@ -140,6 +140,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             self._poll()
         for question in questions:  # this pass is the whole one in which an answer can be taken
             question.offered = question.answer is not None
+        return all(question.offered for question in questions)
 
     def lookup(self, req_id: str, item: ECItem) -> CacheLookup:
         """See the contract. A producer that does not consume hears READY where the item is known to be stored:
@@ -149,7 +150,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             return given[0]
         self._poll()
         question = self._questions.get(item.key) or self._ask(item)
-        said = self._judge(req_id, item.key, question)
+        said = self._judge(req_id, item, question)
         self._given[req_id, item.key] = said, question
         return said
 
@@ -176,7 +177,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                     self._loads.append(
                         Order(item.key, transfer_id, self._layout(item), ready.extents, ready.pin_id)
                     )
-            case _, Ticket() as ticket if not question.over:
+            case _, Ticket() as ticket if not question.over and self._is_about(question, item):
                 self._counters["misses"] += 1
                 question.claimed = True
                 transfer_id = self._transfers.dispatch_save(ticket.transfer_id, item.num_rows)
@@ -185,8 +186,9 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                     Order(item.key, transfer_id, self._layout(item), ticket.extents, ticket.transfer_id)
                 )
             case _, answer:
+                why = "settled" if question.over else _why_unsaved(answer, self._is_about(question, item))
                 self._counters["misses"] += 1
-                self._counters[f"unsaved.{'settled' if question.over else _why_unsaved(answer)}"] += 1
+                self._counters[f"unsaved.{why}"] += 1
 
     def build_connector_meta(self) -> EcotoneStepMetadata | None:
         """See the contract. ``None`` when the step neither loads nor saves."""
@@ -214,15 +216,22 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         kind = Acquire if self.is_producer else Lookup
         return kind(self._next_seq(), item.key, self._layout(item))
 
-    def _judge(self, req_id: str, key: str, question: Question) -> CacheLookup:
+    def _judge(self, req_id: str, item: ECItem, question: Question) -> CacheLookup:
         question.offered = question.answer is not None
+        if not self._is_about(question, item):
+            return CacheLookup.MISS
         match question.answer:
             case Ready() if not question.over:
                 return CacheLookup.READY
             case None | Pending():
-                return CacheLookup.MISS if self._waited_enough(req_id, key) else CacheLookup.PENDING
+                return CacheLookup.MISS if self._waited_enough(req_id, item.key) else CacheLookup.PENDING
             case _:
                 return CacheLookup.MISS
+
+    def _is_about(self, question: Question, item: ECItem) -> bool:
+        """Keys may be what clients make them: then two items of different sizes have one, and what was asked about
+        the first is no answer for the second."""
+        return question.op.layout == self._layout(item)
 
     def _waited_enough(self, req_id: str, key: str) -> bool:
         now = self._clock()
@@ -350,7 +359,9 @@ def _place(report: Report) -> tuple[int, int, str]:
     return report.transfer_id, report.rank, report.kind
 
 
-def _why_unsaved(answer: Verdict | None) -> str:
+def _why_unsaved(answer: Verdict | None, is_about: bool) -> str:
+    if not is_about:
+        return "ambiguous"
     match answer:
         case None:
             return "no_answer"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ecotone.connectors.messages import EcotoneStepMetadata
 from ecotone.connectors.scheduler import EcotoneSchedulerConnector
@@ -23,7 +23,8 @@ from ecotone.vllm.messages import NO_ORDERS, VllmStepMetadata, VllmWorkerMetadat
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.002
-"""How long a scheduling pass waits for the node. Putting a request off costs vLLM an empty step, and more time."""
+"""How long the node is waited for with a request: putting it off costs vLLM an empty step, and more time. Once the
+node was late in a pass, the rest of the pass does not wait: every request would, for a node that is stopped."""
 
 
 class Feature(Protocol):
@@ -39,13 +40,6 @@ class Request(Protocol):
 
     request_id: str
     mm_features: list[Feature]
-
-
-class _Wanted(NamedTuple):
-    """An item that this pass may schedule, and for whom."""
-
-    req_id: str
-    item: ECItem
 
 
 class SchedulerSide:
@@ -76,27 +70,30 @@ class SchedulerSide:
         self._key: Callable[[str], str] = namespace.key
         # What vLLM's own encoder cache holds: it is asked before the connector, so nothing is asked about these.
         self._local: set[str] = set()
-        # This pass, by identifier.
-        self._wanted: dict[str, _Wanted] = {}
-        self._said: dict[str, CacheLookup] = {}
+        # This pass.
+        self._names: dict[str, str] = {}  # key -> identifier, of what was asked about
         self._allocated: set[str] = set()
+        self._patience_s = PATIENCE_S
+        # The request that vLLM schedules just now: it asks and allocates before it comes to the next one.
+        self._req_id = ""
+        self._wanted: dict[str, ECItem] = {}
+        self._said: dict[str, CacheLookup] = {}
 
     # -- a scheduling pass ------------------------------------------------------------------------------------
 
     def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
         """Whether ``request`` may be scheduled now. False while an item that it comes to next is being written."""
-        ahead = list(self._ahead(request, num_computed_tokens))
-        if not ahead:
+        self._req_id = request.request_id
+        self._wanted = dict(self._ahead(request, num_computed_tokens))
+        self._said = {}
+        if not self._wanted:
             return True
-        for identifier, item in ahead:
-            self._wanted.setdefault(identifier, _Wanted(request.request_id, item))
-        asked = [identifier for identifier, _ in ahead if identifier not in self._local]
-        self._ask(asked)
-        return all(self._said[identifier] is not CacheLookup.PENDING for identifier in asked)
+        self._ask([name for name in self._wanted if name not in self._local and name not in self._allocated])
+        return CacheLookup.PENDING not in self._said.values()
 
     def has_item(self, identifier: str) -> bool:
         """Whether the item is loaded (True), or encoded by vLLM (False)."""
-        if identifier not in self._said and identifier in self._wanted:
+        if identifier in self._wanted and identifier not in self._said:
             # vLLM had it, and has made room since the pass began.
             self._ask([identifier])
         return self._said.get(identifier) is CacheLookup.READY
@@ -106,18 +103,22 @@ class SchedulerSide:
         self._allocated.add(identifier)
         said = self._said.get(identifier)
         if said is CacheLookup.READY or said is CacheLookup.MISS:
-            self._half.update_state_after_alloc(*self._wanted[identifier])
+            self._half.update_state_after_alloc(self._req_id, self._wanted[identifier])
 
     def build_orders(self, evicted: Iterable[str]) -> VllmStepMetadata:
         """End the pass. ``evicted``: what vLLM's encoder cache does not hold any more, by identifier."""
         orders = self._half.build_connector_meta()
         metadata = NO_ORDERS if orders is None else self._named(orders)
-        self._local.difference_update(evicted)
-        if self._wanted or self._allocated:
+        if self._allocated:
             self._local |= self._allocated
-            self._wanted.clear()
-            self._said.clear()
             self._allocated.clear()
+        # Afterwards: what a request was given that was then preempted may be evicted in the same pass.
+        self._local.difference_update(evicted)
+        if self._wanted or self._names:
+            self._names.clear()
+            self._wanted = {}
+            self._said = {}
+            self._patience_s = PATIENCE_S
         return metadata
 
     def _ahead(self, request: Request, num_computed_tokens: int) -> Iterable[tuple[str, ECItem]]:
@@ -137,17 +138,18 @@ class SchedulerSide:
                 yield feature.identifier, ECItem(self._key(feature.identifier), num_rows, width)
 
     def _ask(self, identifiers: list[str]) -> None:
-        fresh = [identifier for identifier in identifiers if identifier not in self._said]
-        if not fresh:
+        if not identifiers:
             return
-        self._half.prepare((self._wanted[identifier].item for identifier in fresh), PATIENCE_S)
-        for identifier in fresh:
-            self._said[identifier] = self._half.lookup(*self._wanted[identifier])
+        items = [self._wanted[identifier] for identifier in identifiers]
+        if not self._half.prepare(items, self._patience_s):
+            self._patience_s = 0.0
+        for identifier, item in zip(identifiers, items, strict=True):
+            self._names[item.key] = identifier
+            self._said[identifier] = self._half.lookup(self._req_id, item)
 
     def _named(self, orders: EcotoneStepMetadata) -> VllmStepMetadata:
         ordered = {order.key for order in (*orders.loads, *orders.saves)}
-        names = {wanted.item.key: identifier for identifier, wanted in self._wanted.items()}
-        return VllmStepMetadata(orders, {key: names[key] for key in ordered}, self._host)
+        return VllmStepMetadata(orders, {key: self._names[key] for key in ordered}, self._host)
 
     # -- what came of it --------------------------------------------------------------------------------------
 
@@ -172,8 +174,9 @@ class SchedulerSide:
         self._key = self._namespace.key
         self._half.reset_cache(stale.digest)
         self._local.clear()
-        self._wanted.clear()
-        self._said.clear()
+        self._names.clear()
+        self._wanted = {}
+        self._said = {}
         logger.info("the encodings of epoch %d are forgotten", stale.epoch)
 
     def statistics(self) -> dict[str, float]:
