@@ -84,7 +84,7 @@ class EcotoneConnector(ECConnectorBase):
         )
         half = self._factory.scheduler_half(context)
         reach = vllm_config.scheduler_config.max_num_batched_tokens + vllm_config.num_speculative_tokens + 1
-        return SchedulerSide(half, names, self._widths, reach, self._engine_id)
+        return SchedulerSide(half, names, self._widths, reach)
 
     def _make_worker(self, vllm_config: VllmConfig, options: dict[str, Any]) -> WorkerSide:
         if not get_pp_group().is_first_rank:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ecotone.errors import ConfigError
-from ecotone.node.identity import runtime, weights_digest
+from ecotone.node.identity import runtime, weight_files, weights_digest
 from ecotone.node.keys import Namespace, options_digest
 from ecotone.protocol.connector import EncoderSpec
 from ecotone.vllm.options import VllmOptions
@@ -17,7 +17,16 @@ from ecotone.vllm.options import VllmOptions
 logger = logging.getLogger(__name__)
 
 # Of vLLM's multimodal configuration: what changes the bytes of an encoding, and is in no item's identifier.
-_MULTIMODAL = ("mm_processor_kwargs", "mm_encoder_attn_backend", "mm_encoder_tp_mode", "video_pruning_rate")
+_MULTIMODAL = (
+    "mm_processor_kwargs",
+    "mm_device_do_normalize",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_encoder_tp_mode",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
 _DEEPSTACK = "deepstack_visual_indexes"
 
 
@@ -67,7 +76,7 @@ def namespace(vllm_config: Any, options: VllmOptions, encoder: EncoderSpec, vllm
         **{name: _written(getattr(multimodal, name, None)) for name in _MULTIMODAL},
     }
     return Namespace(
-        model=f"vllm:{','.join(config.architectures)}",
+        model=f"vllm:{config.architecture}",  # what it is run as: also whether by transformers' code
         revision=f"{_revision(vllm_config, options)} on vllm {vllm_version}, {runtime()}",
         dtype=encoder.dtype,
         width=encoder.width,
@@ -95,18 +104,27 @@ def _revision(vllm_config: Any, options: VllmOptions) -> str:
     config = vllm_config.model_config
     if str(vllm_config.load_config.load_format) == "dummy":
         raise ConfigError("load_format='dummy' makes up the weights: say \"revision\" to share their encodings")
-    folder = Path(config.model)
-    if folder.is_dir():
+    if config.model_weights:
+        raise ConfigError(f'the weights are at {config.model_weights}: say "revision" to name them')
+    path = Path(config.model)
+    if path.is_dir() and weight_files(path):
         logger.info('reading the weights of %s once more to name them; "revision" saves this', config.model)
-        return weights_digest(folder)
+        return weights_digest(path)
+    if path.exists():
+        raise ConfigError(f'no weights that can be told apart are in {config.model}: say "revision" to name them')
     return _hub_commit(config.model, config.revision)
 
 
 def _hub_commit(model: str, revision: str | None) -> str:
     """The commit that a model from a hub was downloaded at: the name of its snapshot's folder."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - there with vLLM, not with Ecotone
+    # There with vLLM, not with Ecotone.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(model, "config.json", revision=revision)
+    except HFValidationError:
+        found = None  # it has no name that a hub could have
     if not isinstance(found, str):
         raise ConfigError(
             f'model {model!r} is no folder and not in the cache of the hub: say "revision" to name its weights'

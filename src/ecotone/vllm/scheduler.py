@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -50,7 +51,6 @@ class SchedulerSide:
         namespace: what identifiers are read in.
         widths: elements in a row, by modality. Items of others are not cached.
         reach: how many tokens a pass schedules of one request at most.
-        life: names this engine among all, for the namespaces after a weight update.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class SchedulerSide:
         namespace: Namespace,
         widths: Mapping[str, int],
         reach: int,
-        life: str,
     ) -> None:
         self._half = half
         self._namespace = namespace
         self._widths = widths
         self._reach = reach
-        self._life = life
+        # Of the namespaces after a weight update. Not the engine's id, which an operator may give to the next one.
+        self._life = uuid.uuid4().hex
         self._host = socket.gethostname()
         self._key: Callable[[str], str] = namespace.key
         # What vLLM's own encoder cache holds: it is asked before the connector, so nothing is asked about these.

@@ -53,7 +53,8 @@ def vllm_config(**changes: Any) -> SimpleNamespace:
         model_config=SimpleNamespace(
             model="org/model",
             revision=None,
-            architectures=["LlavaForConditionalGeneration"],
+            architecture="LlavaForConditionalGeneration",
+            model_weights="",
             dtype="torch.bfloat16",
             quantization=None,
             hf_overrides={},

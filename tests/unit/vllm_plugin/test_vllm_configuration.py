@@ -146,11 +146,15 @@ def test_whatever_changes_the_bytes_changes_the_key():
         namespace_of(VllmOptions(node="unix:/x", revision="r", tenant="t")),
         namespace_of(revision, version="0.32.1"),
         namespace_of(revision, model_config__dtype="torch.float16"),
-        namespace_of(revision, model_config__architectures=["Other"]),
+        namespace_of(revision, model_config__architecture="TransformersMultiModalForCausalLM"),
         namespace_of(revision, model_config__quantization="fp8"),
         namespace_of(revision, model_config__hf_overrides={"a": [1, None]}),
         namespace_of(revision, model_config__hf_overrides=vllm_config),
         namespace_of(revision, model_config__multimodal_config=SimpleNamespace(mm_processor_kwargs={"x": 1})),
+        namespace_of(revision, model_config__multimodal_config=SimpleNamespace(mm_encoder_attn_dtype="fp8")),
+        namespace_of(revision, model_config__multimodal_config=SimpleNamespace(mm_encoder_fp8_scale_path="s")),
+        namespace_of(revision, model_config__multimodal_config=SimpleNamespace(mm_device_do_normalize=True)),
+        namespace_of(revision, model_config__multimodal_config=SimpleNamespace(video_pruning_method="evs")),
         namespace_of(
             revision, model_config__multimodal_config=SimpleNamespace(mm_encoder_attn_backend=Backend.SDPA)
         ),
@@ -182,6 +186,29 @@ def test_a_folder_is_named_after_its_weights(tmp_path):
     second = namespace_of(model_config__model=str(folder))
     weights.write_bytes(b"one")
     assert first.digest == namespace_of(model_config__model=str(folder)).digest != second.digest
+
+
+def test_a_folder_without_weights_names_none(tmp_path):
+    (tmp_path / "config.json").write_text("{}")  # as where vLLM streams them from an object store
+    with pytest.raises(ConfigError, match=r'no weights .* say "revision"'):
+        namespace_of(model_config__model=str(tmp_path))
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    for model in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(ConfigError, match=r'no weights .* say "revision"'):
+            namespace_of(model_config__model=str(model))
+
+
+def test_weights_that_are_elsewhere_need_a_name(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "other.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match='s3://bucket/model: say "revision"'):
+        namespace_of(model_config__model=str(tmp_path), model_config__model_weights="s3://bucket/model")
+
+
+@pytest.mark.parametrize("model", ["/gone/model.gguf", "org/model:Q4_K_M"])
+def test_what_no_hub_can_name_needs_a_name(model):
+    with pytest.raises(ConfigError, match='say "revision"'):
+        namespace_of(model_config__model=model)
 
 
 def test_made_up_weights_need_a_name(tmp_path):

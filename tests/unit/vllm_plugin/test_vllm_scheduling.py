@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class Bed:
 
     def __init__(self) -> None:
         self.now = 0.0
-        node = EmbeddedNode(2**20, "bed", clock=self.clock, prefault=False)
+        node = EmbeddedNode(2**20, uuid.uuid4().hex, clock=self.clock, prefault=False)
         self.exchange = Slow(node.connect("bed"))
         context = ECSchedulerContext(
             engine_id="bed",
@@ -56,7 +57,7 @@ class Bed:
             clock=self.clock,
         )
         half = EcotoneSchedulerConnector(context, self.exchange, BUDGET_S, node.close)
-        self.side = SchedulerSide(half, NAMESPACE, {"image": 8}, reach=100, life="life")
+        self.side = SchedulerSide(half, NAMESPACE, {"image": 8}, reach=100)
 
     def clock(self) -> float:
         return self.now
@@ -144,3 +145,12 @@ def test_what_was_given_and_evicted_in_one_pass_is_not_vllms(bed):
     bed.side.allocated("A")
     bed.side.build_orders(["A"])
     assert not bed.may_run("next", "A")  # is asked about, and is being written
+
+
+def test_weights_of_one_life_are_not_those_of_the_next_under_the_same_engine_id(bed):
+    again = Bed()
+    for side in (bed.side, again.side):
+        side.reset()
+    [one], [other] = bed.schedule("1", "A").saves, again.schedule("1", "A").saves
+    again.side.shutdown()
+    assert one.key != other.key

@@ -43,7 +43,7 @@ class Vllm:
         self.half = factory.scheduler_half(
             ECSchedulerContext(participants=(Participant(0, "here"),), clock=self.clock, **common)
         )
-        self.scheduler = SchedulerSide(self.half, NAMESPACE, {"image": 8, "wide": 16}, reach, engine_id)
+        self.scheduler = SchedulerSide(self.half, NAMESPACE, {"image": 8, "wide": 16}, reach)
         stack.callback(self.scheduler.shutdown)
         self.woken = []
         half = factory.worker_half(
