@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
 COUNTERS = {
     "hits": "Items that were loaded in place of being encoded.",
     "misses": "Items that were encoded.",
     "unsaved": "Items that were encoded and could not be stored.",
+    "save_failures": "Saves that failed, over all ranks: the log of the rank says why.",
+    "load_failures": "Loads that failed, over all ranks: the log of the rank says why.",
     "ranks.saves": "Copies into the node's region, over all ranks.",
     "ranks.save_bytes": "Bytes of these copies.",
     "ranks.save_seconds": "Seconds they took.",
@@ -27,10 +29,16 @@ GAUGES = {
 }
 
 
+# Counters that are sums of the scheduler half's, by how the names of these begin.
+_SUMS = {"unsaved": "unsaved.", "save_failures": "ranks.save_failed.", "load_failures": "ranks.load_failed."}
+
+
 def exported(statistics: Mapping[str, float]) -> dict[str, float]:
     """Of all statistics of the scheduler half, those that vLLM exports."""
-    unsaved = sum(value for name, value in statistics.items() if name.startswith("unsaved."))
-    return {"unsaved": unsaved, **{n: statistics.get(n, 0.0) for n in (*COUNTERS, *GAUGES) if n != "unsaved"}}
+    found = {name: statistics.get(name, 0.0) for name in (*COUNTERS, *GAUGES)}
+    for name, start in _SUMS.items():
+        found[name] = sum(value for of, value in statistics.items() if of.startswith(start))
+    return found
 
 
 class EcotoneStats(ECConnectorStats):
@@ -75,16 +83,27 @@ class StatsSource:
 
 
 class EcotonePromMetrics(ECConnectorPromMetrics):
-    """``ecotone:<name>_total`` and ``ecotone:<name>``, with vLLM's labels."""
+    """``ecotone:<name>_total`` and ``ecotone:<name>``, with vLLM's labels.
+
+    They are those of the latest engine in the process, as vLLM's own are, which it unregisters by their names.
+    """
+
+    _registered: ClassVar[list[Counter | Gauge]] = []
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        while self._registered:
+            REGISTRY.unregister(self._registered.pop())
         self._counters = {n: self._per_engine(self._counter_cls, n, text) for n, text in COUNTERS.items()}
         self._gauges = {n: self._per_engine(self._gauge_cls, n, text) for n, text in GAUGES.items()}
 
     def _per_engine(self, kind: type[Counter] | type[Gauge], name: str, text: str) -> dict[int, Any]:
         suffix = "_total" if kind is self._counter_cls else ""
-        metric = kind(f"ecotone:{name.removeprefix('ranks.')}{suffix}", text, self._labelnames)
+        # Of several processes that serve one engine, the one that spoke last knows.
+        options = {} if kind is self._counter_cls else {"multiprocess_mode": "mostrecent"}
+        metric = kind(f"ecotone:{name.removeprefix('ranks.')}{suffix}", text, self._labelnames, **options)
+        if isinstance(metric, Counter | Gauge):  # and not Ray's, which has no registry
+            self._registered.append(metric)
         return {engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
