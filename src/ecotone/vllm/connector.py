@@ -56,8 +56,10 @@ class EcotoneConnector(ECConnectorBase):
         check_supported(vllm_config, options)
         self._factory = EcotoneConnectorFactory(hosted=True)
         self._factory.validate(transfer.ec_role, for_connector)
-        # Engines that differ in their place among data-parallel ones have a scheduler each, and one configuration.
-        self._engine_id = f"{transfer.engine_id}.{vllm_config.parallel_config.data_parallel_index}"
+        # An operator may give an engine the id of another one, or of its last start: to a node they would be one
+        # engine. vLLM makes the instance's id anew with each start. Data-parallel engines share both.
+        place = vllm_config.parallel_config.data_parallel_index
+        self._engine_id = f"{transfer.engine_id}.{vllm_config.instance_id}.{place}"
         self._widths = encoder_widths(vllm_config, options)
         self._encoder = encoder_spec(vllm_config, self._widths)
         self._scheduler: SchedulerSide | None = None
