@@ -297,6 +297,14 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         """``hits``, ``misses`` and ``unsaved.<reason>`` count items that were scheduled; ``ranks.*`` are the
         ranks' own counters, summed; ``node.*`` are the node's."""
         return {
+            **self.own_statistics(),
+            **{f"node.{name}": value for name, value in self._exchange.statistics().items()},
+            **{f"node.{name}": value for name, value in self._node_statistics().items()},
+        }
+
+    def own_statistics(self) -> dict[str, float]:
+        """``statistics`` without the node's, which may be at work on another thread: cheap enough for a step."""
+        return {
             "hits": 0,
             "misses": 0,
             **self._counters,
@@ -304,8 +312,6 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             "pending_budget_s": self._budget.seconds,
             "answers_awaited": self._questions.outstanding + len(self._notices),
             **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
-            **{f"node.{name}": value for name, value in self._exchange.statistics().items()},
-            **{f"node.{name}": value for name, value in self._node_statistics().items()},
         }
 
     def rank_statistics(self) -> dict[int, dict[str, float]]:

@@ -180,8 +180,8 @@ class SchedulerSide:
         logger.info("the encodings of epoch %d are forgotten", stale.epoch)
 
     def statistics(self) -> dict[str, float]:
-        """The scheduler half's."""
-        return self._half.statistics()
+        """The scheduler half's own."""
+        return self._half.own_statistics()
 
     def shutdown(self) -> None:
         """Leave the node, and end it where it lives in here. Idempotent."""
