@@ -19,6 +19,7 @@ from ecotone.engine.batching import Batcher
 from ecotone.engine.encoder_cache_manager import EncoderCacheManager
 from ecotone.engine.in_flight import StepsInFlight
 from ecotone.engine.scheduler import Scheduler
+from ecotone.node.disk.tier import DiskTier
 from ecotone.node.exchange import Abort, Commit, Pending, Ready, Release, Ticket
 from ecotone.node.index import Index
 from ecotone.node.lifecycle import TRANSITIONS, Event, State
@@ -473,3 +474,35 @@ def a_save_counts_as_done_two_steps_later(patch: Patch) -> None:
         return meta
 
     patch.setattr(EcotoneSchedulerConnector, "build_connector_meta", build)
+
+
+# -- the disk -------------------------------------------------------------------------------------------------
+
+
+@mutant
+def what_is_read_from_disk_is_ready_at_once(patch: Patch) -> None:
+    real = DiskTier.promote
+
+    def promote(self, key, layout, transfer_id, extents):
+        real(self, key, layout, transfer_id, extents)
+        self._index.end_promotion(transfer_id, verified=True)
+
+    patch.setattr(DiskTier, "promote", promote)
+
+
+@mutant
+def what_did_not_verify_is_served(patch: Patch) -> None:
+    real = Index.end_promotion
+    patch.setattr(Index, "end_promotion", lambda self, number, *, verified: real(self, number, verified=True))
+
+
+@mutant
+def an_entry_is_evicted_while_it_is_written_out(patch: Patch) -> None:
+    """The tier reads memory that it does not hold."""
+
+    def pin_for_tier(self, key):
+        entry = self.entries.get(key)
+        return None if entry is None or entry.state is State.WRITING else (0, entry)
+
+    patch.setattr(Index, "pin_for_tier", pin_for_tier)
+    patch.setattr(Index, "unpin_for_tier", lambda self, pin_id: None)

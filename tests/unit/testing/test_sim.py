@@ -52,6 +52,7 @@ def test_every_rule_holds(start: int) -> None:
         "steps_ahead",
     ):
         assert result.counts[name] > 0, name
+    assert result.counts["disk_writes"] > 0
     for ended in ("finished_stopped", "finished_length", "finished_aborted", "finished_error"):
         assert result.counts[f"requests.{ended}"] > 0, ended
 
@@ -136,6 +137,24 @@ def test_an_engine_without_disturbance_encodes_once_and_loads() -> None:
     assert not outcome.failed, outcome
     assert outcome.counts["encodes_ordered"] == 1
     assert outcome.counts["loads_ordered"] == 2
+
+
+def test_what_memory_has_no_room_for_comes_back_from_the_disk_of_the_node_before() -> None:
+    plan = Plan(
+        seed=1,
+        shared=True,
+        capacity=64,
+        disk=3 * 4096,
+        items=(2, 3),
+        engines=(EnginePlan(limits=LIMITS),),
+        requests=tuple(RequestPlan(name=f"r{i}", at=i * 1.0, engine=0, parts=(-1 - i % 2,)) for i in range(4)),
+        faults=(*(Fault(kind="drop_caches", at=i + 0.5) for i in range(3)), Fault(kind="restart_node", at=1.5)),
+    )
+    outcome = simulate(plan)
+    assert not outcome.failed, outcome
+    # The first question after the restart finds the connection broken; the next one finds what the disk had.
+    assert (outcome.counts["encodes_ordered"], outcome.counts["loads_ordered"]) == (3, 1)
+    assert (outcome.counts["disk_adopted"], outcome.counts["disk_reads"]) == (2, 1)
 
 
 def test_a_scheduler_whose_connection_breaks_before_its_ranks_attached_keeps_what_it_was_given() -> None:

@@ -14,6 +14,8 @@ from ecotone.node.exchange import Extent
 from ecotone.node.region import Region, RegionDescriptor
 
 POISON = 0xEE
+NODE = "node"
+"""Whose views those of a node are."""
 
 
 class _Window(np.ndarray[Any, Any]):
@@ -25,7 +27,7 @@ class _Window(np.ndarray[Any, Any]):
 class Access:
     """Somebody may touch bytes ``[start, stop)``: a view until it is dead, a copy until it ended."""
 
-    __slots__ = ("_accesses", "_memory", "owner", "start", "stop", "watch", "what", "writes")
+    __slots__ = ("_accesses", "_memory", "born", "owner", "start", "stop", "watch", "what", "writes")
 
     def __init__(
         self, memory: Memory, accesses: set[Access], owner: str, start: int, stop: int, writes: bool
@@ -33,6 +35,7 @@ class Access:
         self._memory = memory
         self._accesses = accesses
         self.owner = owner
+        self.born = memory.turn
         self.start = start
         self.stop = stop
         self.writes = writes
@@ -63,19 +66,23 @@ class Memory:
 
     Attributes:
         data: uint8 ``[size]``.
+        turn: counts what the index did so far.
         check_write: called with the bounds of what is about to be written.
     """
 
     def __init__(self, descriptor: RegionDescriptor) -> None:
         self.descriptor = descriptor
         self.data = np.full(descriptor.size, POISON, np.uint8)
+        self.turn = 0
         self.check_write: Callable[[int, int], None] = lambda _start, _stop: None
         self._accesses: set[Access] = set()
 
     def touching(self, start: int, stop: int) -> Access | None:
-        """Somebody who may touch these bytes, if there is anyone."""
+        """Somebody who may touch these bytes, if there is anyone. Not so the node that was given them in this very
+        turn, to read an entry back from its disk."""
         for access in self._accesses:
-            if access.start < stop and start < access.stop:
+            given = access.owner == NODE and access.born == self.turn
+            if access.start < stop and start < access.stop and not given:
                 return access
         return None
 

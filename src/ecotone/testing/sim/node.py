@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
+from ecotone.node.disk.tier import DiskTier
 from ecotone.node.eviction import make_policy
 from ecotone.node.exchange import AnyAnswer, AnyOp
 from ecotone.node.index import Index
@@ -21,7 +22,8 @@ from ecotone.node.server.messages import (
 )
 from ecotone.node.server.service import Reply, Service
 from ecotone.node.server.tenants import Tenant
-from ecotone.testing.sim.memory import Memory, SimRegion
+from ecotone.testing.sim.disk import Files, SimDiskIO
+from ecotone.testing.sim.memory import NODE, Memory, SimRegion
 from ecotone.testing.sim.model import Library
 from ecotone.testing.sim.plan import Plan
 from ecotone.testing.sim.watch import Watch
@@ -101,6 +103,8 @@ class SimNode:
         self._plan = plan
         self._library = library
         self._life = 0
+        self._files: Files = {}
+        self._disk: SimDiskIO | None = None
         self._stalled_until = 0.0
         self._numbers = 0
         self._connections: dict[int, Connection] = {}
@@ -120,12 +124,39 @@ class SimNode:
         self.is_up = True
         descriptor = RegionDescriptor("node", self._life, self._plan.capacity)
         self.memory = Memory(descriptor)
-        region = SimRegion(self.memory, "node", writable=True)
+        region = SimRegion(self.memory, NODE, writable=True)
         tenant = Tenant("", region, self._plan.policy, self._life * _IDS_PER_LIFE)
         self.watch = Watch(tenant.index, self.memory, self._library)
         self.tenant = tenant
+        if self._plan.disk:
+            self._open_disk(region)
         self._service = Service(f"life-{self._life}", {"": tenant})
         self._world.say("node: life {} begins", self._life)
+
+    def _open_disk(self, region: SimRegion) -> None:
+        tenant, life = self.tenant, self._life
+
+        def notify() -> None:
+            self._world.after(0.0, lambda: self._pump(life))
+
+        random = self._world.random(f"disk-{life}")
+        self._disk = SimDiskIO(self._world, self._plan.weather, random, self._files, self._library, notify)
+        tier = DiskTier(tenant.index, region, self._plan.disk, self._disk, self._world.clock)
+        tenant.index.tier = tenant.tier = tier
+
+    def _pump(self, life: int) -> None:
+        """The disk has news for the life that it is of, as soon as that goes on."""
+        if not self.is_up or life != self._life:
+            return
+        if self._world.now < self._stalled_until:
+            self._world.at(self._stalled_until, lambda: self._pump(life))
+            return
+        self._turn_ends()
+
+    def _turn_ends(self) -> None:
+        """After each turn the node lets in what its disk did, and orders what is next."""
+        self._service.pump(self._world.now)
+        self.watch.after()
 
     def restart(self, down_s: float) -> None:
         """It is killed, and another one is there after ``down_s``."""
@@ -133,6 +164,8 @@ class SimNode:
             return
         self._world.say("node: killed")
         self.is_up = False
+        if self._disk is not None:
+            self._disk.close()
         for connection in self._connections.values():
             connection.hung_up = True
         self._connections.clear()
@@ -233,6 +266,7 @@ class SimNode:
         ops = message.ops if isinstance(message, Batch) else ()
         answers = reply.message.answers if reply is not None and isinstance(reply.message, Answers) else ()
         self.watch.after(ops if answers else (), answers)
+        self._turn_ends()
         return reply
 
     def _end(self, connection: Connection) -> None:

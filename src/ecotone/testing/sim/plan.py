@@ -15,6 +15,7 @@ FaultKind = Literal[
 ]
 CACHE_LINE = 64
 """Bytes: what the allocator rounds to."""
+_BLOCK = 4096  # bytes: what the disk rounds to
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +60,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step_s: float = 0.002
     reports_late: float = 0.0
     reports_repeated: float = 0.0
+    disk_s: float = 0.002
+    disk_lost: float = 0.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,12 +74,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         items: rows of each item.
         broken: items that no encoder can encode.
         policy: who goes first when memory is short.
+        disk: bytes that files behind a shared node's memory may take; 0 is no disk.
     """
 
     seed: int
     shared: bool = False
     capacity: int = 16 * CACHE_LINE
     policy: str = "lru"
+    disk: int = 0
     items: tuple[int, ...] = ()
     broken: tuple[int, ...] = ()
     engines: tuple[EnginePlan, ...] = ()
@@ -96,8 +101,9 @@ def make_plan(seed: int) -> Plan:
     random = Random(seed)
     shared = random.random() < 0.65
     items = tuple(random.choice((1, 1, 2, 2, 3, 4, 6)) for _ in range(random.choice((1, 3, 5, 6))))
-    # A stream of its own: what else a seed means does not depend on it.
-    steps = Random(f"{seed}/steps")
+    # Streams of their own: what else a seed means does not depend on them.
+    steps, disk = Random(f"{seed}/steps"), Random(f"{seed}/disk")
+    disk_bytes = _BLOCK * disk.choice((0, 0, 1, 3, 8)) if shared else 0
     engines = tuple(
         _engine(random, shared, steps.choice((1, 1, 2, 3))) for _ in range(random.randint(1, 3) if shared else 1)
     )
@@ -115,11 +121,15 @@ def make_plan(seed: int) -> Plan:
         )
         for number in range(random.randint(3, 14))
     )
+    capacity = random.choice((1, 2, 4, 6, 8, 12, 16))
+    if disk_bytes:
+        capacity = disk.choice((1, 2, 3))  # little, so that entries have to go to the disk and come back
     return Plan(
         seed=seed,
         shared=shared,
-        capacity=CACHE_LINE * random.choice((1, 2, 4, 6, 8, 12, 16)),
+        capacity=CACHE_LINE * capacity,
         policy=random.choice(("lru", "gdsf")),
+        disk=disk_bytes,
         items=items,
         broken=tuple(i for i in range(len(items)) if random.random() < 0.03),
         engines=engines,
@@ -127,7 +137,7 @@ def make_plan(seed: int) -> Plan:
         faults=tuple(
             _fault(random, shared, engines, requests, span) for _ in range(random.choice((0, 1, 2, 3, 5)))
         ),
-        weather=_weather(random),
+        weather=_weather(random, disk),
     )
 
 
@@ -152,7 +162,7 @@ def _engine(random: Random, shared: bool, max_concurrent_steps: int) -> EnginePl
     )
 
 
-def _weather(random: Random) -> Weather:
+def _weather(random: Random, disk: Random) -> Weather:
     return Weather(
         copy_s=random.choice((0.0005, 0.02, 0.5)),
         copies_lost=random.choice((0.0, 0.0, 0.1, 0.4)),
@@ -160,6 +170,8 @@ def _weather(random: Random) -> Weather:
         step_s=random.choice((0.0005, 0.01, 0.1)),
         reports_late=random.choice((0.0, 0.0, 0.3, 0.8)),
         reports_repeated=random.choice((0.0, 0.0, 0.3)),
+        disk_s=disk.choice((0.0005, 0.02, 0.5)),
+        disk_lost=disk.choice((0.0, 0.1, 0.4)),
     )
 
 

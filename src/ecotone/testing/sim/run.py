@@ -226,6 +226,9 @@ class Simulation:
             said = {**engine.scheduler.statistics(), **engine.connector.statistics()}
             for name in _COUNTED:
                 counts[name] = counts.get(name, 0) + int(said.get(name, 0))
+        if self._node is not None:
+            said = self._node.tenant.statistics()
+            counts |= {name: int(said.get(name, 0)) for name in _COUNTED_BY_NODE}
         return counts
 
 
@@ -233,6 +236,16 @@ _COUNTED = (
     "steps", "steps_ahead", "hits", "misses", "rollbacks", "preemptions", "deferrals", "loads_ordered",
     "encodes_ordered", "unsaved.no_room", "unsaved.node_unreachable", "unsaved.waited", "without_effect",
 )  # fmt: skip
+
+
+_COUNTED_BY_NODE = (
+    "disk_writes",
+    "disk_reads",
+    "disk_adopted",
+    "disk_evictions",
+    "disk_unverified",
+    "disk_outages",
+)
 
 
 def simulate(plan: Plan, *, tracing: bool = False) -> Outcome:

@@ -72,7 +72,10 @@ def _without_requests(plan: Plan) -> Iterator[Plan]:
 
 def _with_calm(plan: Plan) -> Iterator[Plan]:
     calm = Weather()
-    for name in ("copies_lost", "reports_late", "reports_repeated", "copy_s", "net_s", "step_s"):
+    if plan.disk:
+        yield _replace(plan, disk=0)
+    worse = ("copies_lost", "reports_late", "reports_repeated", "disk_lost", "copy_s", "net_s", "step_s", "disk_s")
+    for name in worse:
         if getattr(plan.weather, name) > getattr(calm, name):
             yield _replace(plan, weather=_replace(plan.weather, **{name: getattr(calm, name)}))
     if plan.broken:

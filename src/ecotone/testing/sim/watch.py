@@ -51,6 +51,7 @@ class Watch:
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(answer, Ready):
                 self._check_answer(op, answer)
+        self.memory.turn += 1
         try:
             index.check_integrity()
         except IntegrityError as error:
