@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import vllm
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from ecotone.connectors.factory import EcotoneConnectorFactory
@@ -25,7 +26,7 @@ from ecotone.vllm.messages import VllmStepMetadata, VllmWorkerMetadata
 from ecotone.vllm.metrics import EcotonePromMetrics, EcotoneStats, StatsSource
 from ecotone.vllm.options import parse_vllm_options
 from ecotone.vllm.reset import hear_resets
-from ecotone.vllm.scheduler import SchedulerSide
+from ecotone.vllm.scheduler import SchedulerSide, media_test
 from ecotone.vllm.support import check_supported, check_version
 from ecotone.vllm.worker import EncoderOutputs, WorkerSide
 
@@ -86,7 +87,8 @@ class EcotoneConnector(ECConnectorBase):
         )
         half = self._factory.scheduler_half(context)
         reach = vllm_config.scheduler_config.max_num_batched_tokens + vllm_config.num_speculative_tokens + 1
-        return SchedulerSide(half, names, self._widths, reach)
+        brings_media = media_test(PlaceholderMetadataResolver(vllm_config.model_config).fields_for)
+        return SchedulerSide(half, names, self._widths, reach, brings_media)
 
     def _make_worker(self, vllm_config: VllmConfig, options: dict[str, Any]) -> WorkerSide:
         if not get_pp_group().is_first_rank:
@@ -153,6 +155,10 @@ class EcotoneConnector(ECConnectorBase):
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
         """False while an item that ``request`` comes to next is being written elsewhere."""
         return self._at_scheduler.ensure_available(request, num_computed_tokens)
+
+    def take_unavailable_requests(self) -> set[str]:
+        """Requests that named an item without bringing it, and it is not stored: vLLM fails these."""
+        return self._at_scheduler.take_unavailable()
 
     def update_state_after_alloc(self, request: Request, index: int) -> None:
         """Item ``index`` of ``request`` is loaded or encoded in this step."""

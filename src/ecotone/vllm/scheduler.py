@@ -4,6 +4,9 @@ vLLM asks twice. ``ensure_available``, with the request, may put the request off
 item's identifier, must be answered at once, and after True there is no way back: an item that is then not loaded
 ends the engine. So the first one asks the node, waits a moment for the answers, and puts the request off where
 somebody is still writing; the second one repeats what was said, and says True only of what is pinned.
+
+A consumer's request may name an item without bringing it. Such an item can only be loaded: where it is not stored
+(any more), the request fails, alone.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class Feature(Protocol):
 
     modality: str
     identifier: str
+    data: Mapping[str, Any] | None
     mm_position: Any
 
 
@@ -43,6 +47,21 @@ class Request(Protocol):
     mm_features: list[Feature]
 
 
+def media_test(metadata_fields: Callable[[str], set[str]]) -> Callable[[Feature], bool]:
+    """Whether an item came with more than its size.
+
+    Args:
+        metadata_fields: for a modality, the processed fields that tell an item's size and nothing else; empty
+            where an item cannot be named without being brought.
+    """
+
+    def brings_media(feature: Feature) -> bool:
+        fields = metadata_fields(feature.modality)
+        return not fields or feature.data is None or not fields.issuperset(feature.data)
+
+    return brings_media
+
+
 class SchedulerSide:
     """What vLLM's scheduler drives. A pass is questions, allocations, and ``build_orders``.
 
@@ -51,6 +70,7 @@ class SchedulerSide:
         namespace: what identifiers are read in.
         widths: elements in a row, by modality. Items of others are not cached.
         reach: how many tokens a pass schedules of one request at most.
+        brings_media: whether vLLM could encode this item, or was only told its size.
     """
 
     def __init__(
@@ -59,17 +79,20 @@ class SchedulerSide:
         namespace: Namespace,
         widths: Mapping[str, int],
         reach: int,
+        brings_media: Callable[[Feature], bool],
     ) -> None:
         self._half = half
         self._namespace = namespace
         self._widths = widths
         self._reach = reach
+        self._brings_media = brings_media
         # Of the namespaces after a weight update. Not the engine's id, which an operator may give to the next one.
         self._life = uuid.uuid4().hex
         self._host = socket.gethostname()
         self._key: Callable[[str], str] = namespace.key
         # What vLLM's own encoder cache holds: it is asked before the connector, so nothing is asked about these.
         self._local: set[str] = set()
+        self._unavailable: set[str] = set()  # requests that cannot be served
         # This pass.
         self._names: dict[str, str] = {}  # key -> identifier, of what was asked about
         self._allocated: set[str] = set()
@@ -77,19 +100,30 @@ class SchedulerSide:
         # The request that vLLM schedules just now: it asks and allocates before it comes to the next one.
         self._req_id = ""
         self._wanted: dict[str, ECItem] = {}
+        self._bare: set[str] = set()  # of these, those without media
         self._said: dict[str, CacheLookup] = {}
 
     # -- a scheduling pass ------------------------------------------------------------------------------------
 
     def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
-        """Whether ``request`` may be scheduled now. False while an item that it comes to next is being written."""
+        """Whether ``request`` may be scheduled now. False while an item that it comes to next is being written,
+        and where one is neither stored nor brought by the request, which then cannot be served at all."""
         self._req_id = request.request_id
+        self._bare = set()
         self._wanted = dict(self._ahead(request, num_computed_tokens))
         self._said = {}
         if not self._wanted:
             return True
-        self._ask([name for name in self._wanted if name not in self._local and name not in self._allocated])
+        self._ask([name for name in self._wanted if not self._is_held(name)])
+        if any(self._said[name] is CacheLookup.MISS for name in self._bare):
+            self._unavailable.add(request.request_id)
+            return False
         return CacheLookup.PENDING not in self._said.values()
+
+    def take_unavailable(self) -> set[str]:
+        """The requests, since the last call, that wait for what is not there and what they did not bring."""
+        taken, self._unavailable = self._unavailable, set()
+        return taken
 
     def has_item(self, identifier: str) -> bool:
         """Whether the item is loaded (True), or encoded by vLLM (False)."""
@@ -135,7 +169,15 @@ class SchedulerSide:
             num_rows = place.get_num_embeds()
             if num_rows:
                 seen.add(feature.identifier)
+                # One that is computed in part is vLLM's until it is computed whole.
+                if place.offset >= num_computed_tokens and not self._brings_media(feature):
+                    self._bare.add(feature.identifier)
                 yield feature.identifier, ECItem(self._key(feature.identifier), num_rows, width)
+
+    def _is_held(self, identifier: str) -> bool:
+        """Whether vLLM will find it in its own cache. That may still make room for another item of the request:
+        one without media could not be had any more then, so it is asked about all the same."""
+        return identifier in self._allocated or (identifier in self._local and identifier not in self._bare)
 
     def _ask(self, identifiers: list[str]) -> None:
         if not identifiers:
@@ -166,6 +208,7 @@ class SchedulerSide:
     def request_finished(self, req_id: str) -> None:
         """``req_id`` ended, in whichever way."""
         self._half.request_finished(req_id)
+        self._unavailable.discard(req_id)
 
     def reset(self) -> None:
         """The weights changed, or somebody says so: nothing stored before is found again."""

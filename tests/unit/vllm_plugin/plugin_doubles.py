@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from ecotone.vllm.scheduler import media_test
+
 T = TypeVar("T")
+
+BRINGS_MEDIA = media_test(lambda modality: {"grid"} if modality == "image" else set())
 
 
 def sent(message: T) -> T:
@@ -30,6 +34,7 @@ class Feature:
     identifier: str
     mm_position: Place
     modality: str = "image"
+    data: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

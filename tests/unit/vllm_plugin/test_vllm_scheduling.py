@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from plugin_doubles import request
+from plugin_doubles import BRINGS_MEDIA, request
 
 from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Report, ReportKind
 from ecotone.connectors.scheduler import EcotoneSchedulerConnector
@@ -57,7 +57,7 @@ class Bed:
             clock=self.clock,
         )
         half = EcotoneSchedulerConnector(context, self.exchange, BUDGET_S, node.close)
-        self.side = SchedulerSide(half, NAMESPACE, {"image": 8}, reach=100)
+        self.side = SchedulerSide(half, NAMESPACE, {"image": 8}, 100, BRINGS_MEDIA)
 
     def clock(self) -> float:
         return self.now

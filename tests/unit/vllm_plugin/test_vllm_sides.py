@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from plugin_doubles import Feature, Place, Request, request, sent
+from plugin_doubles import BRINGS_MEDIA, Feature, Place, Request, request, sent
 
 from ecotone.connectors.factory import EcotoneConnectorFactory
 from ecotone.errors import ConfigError, ContractError
@@ -43,7 +43,7 @@ class Vllm:
         self.half = factory.scheduler_half(
             ECSchedulerContext(participants=(Participant(0, "here"),), clock=self.clock, **common)
         )
-        self.scheduler = SchedulerSide(self.half, NAMESPACE, {"image": 8, "wide": 16}, reach)
+        self.scheduler = SchedulerSide(self.half, NAMESPACE, {"image": 8, "wide": 16}, reach, BRINGS_MEDIA)
         stack.callback(self.scheduler.shutdown)
         self.woken = []
         half = factory.worker_half(
@@ -238,6 +238,51 @@ def test_after_a_reset_nothing_old_is_found(stack):
     vllm.step(request("3", "B"), request("4", "C"))
     ready(vllm, "A")
     assert vllm.step(request("5", "A")) == (["A"], [])  # and the new one is
+
+
+def bare(req_id: str, identifier: str) -> Request:
+    """One that tells the size of an image and leaves the image out."""
+    return Request(req_id, [Feature(identifier, Place(2, 4), data={"grid": [1, 2, 2]})])
+
+
+def test_a_request_without_its_image_is_served_from_what_is_stored(stack):
+    vllm = Vllm(stack)
+    vllm.step(request("1", "A"))
+    ready(vllm, "A")
+    assert vllm.step(bare("2", "A")) == ([], [])  # vLLM holds it
+    vllm.step(request("3", "B"))
+    assert vllm.step(bare("4", "A")) == (["A"], [])
+    assert vllm.scheduler.take_unavailable() == set()
+
+
+def test_a_request_without_its_image_fails_alone_where_nothing_is_stored(stack):
+    vllm = Vllm(stack)
+    assert vllm.step(bare("1", "A"), request("2", "B")) == ([], ["B"])
+    assert vllm.scheduler.take_unavailable() == {"1"}
+    assert vllm.scheduler.take_unavailable() == set()
+    vllm.scheduler.request_finished("1")
+    assert vllm.step(request("3", "A")) == ([], ["A"])  # and left no ticket behind
+
+
+def test_one_that_was_aborted_is_not_failed(stack):
+    vllm = Vllm(stack)
+    vllm.step(bare("1", "A"))
+    vllm.scheduler.request_finished("1")
+    assert vllm.scheduler.take_unavailable() == set()
+
+
+def test_an_image_that_is_computed_in_part_is_vllms(stack):
+    vllm = Vllm(stack)
+    assert vllm.scheduler.ensure_available(bare("1", "A"), 3)
+    assert vllm.scheduler.take_unavailable() == set()
+
+
+def test_media_are_told_from_sizes():
+    tells = Feature("A", Place(0, 4), data={"grid": 1})
+    assert not BRINGS_MEDIA(tells)
+    assert BRINGS_MEDIA(Feature("A", Place(0, 4), data={"grid": 1, "pixels": 2}))
+    assert BRINGS_MEDIA(Feature("A", Place(0, 4), data=None))
+    assert BRINGS_MEDIA(Feature("A", Place(0, 4), modality="audio", data={"grid": 1}))
 
 
 def test_an_item_larger_than_the_region_is_encoded_and_counted(stack):
