@@ -26,10 +26,11 @@ install: $(STAMP) ## create .venv with everything
 demo: $(STAMP)   ## ask a real model about real images, with and without the cache
 	@$(BIN)/ecotone demo
 
-test: $(STAMP)   ## every test, with branch coverage
+test: $(STAMP)   ## every test: Ecotone's own with branch coverage, then those in the real vLLM
 	@mkdir -p build
 	@$(BIN)/python -m pytest --cov --cov-report=json:build/coverage.json --cov-report=
 	@$(BIN)/python tests/branches.py build/coverage.json
+	@$(MAKE) --no-print-directory test-vllm
 
 $(VLLM_STAMP): pyproject.toml tests/vllm/constraints.txt tests/vllm/make_venv.sh tests/vllm/torchvision_ops.py
 	@echo "installing vLLM and this Ecotone into $(VLLM) (about two minutes)"
