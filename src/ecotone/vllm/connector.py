@@ -66,6 +66,8 @@ class EcotoneConnector(ECConnectorBase):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is ECConnectorRole.WORKER:
+            # The scheduler's connector is made when the model has been loaded; what it will need is missed now.
+            self._factory.check_machine(transfer.ec_role, for_connector)
             self._worker = self._make_worker(vllm_config, for_connector)
         else:
             names = namespace(vllm_config, options, self._encoder, vllm.__version__)
