@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image
 from prometheus_client import REGISTRY
+from transformers import AutoProcessor
 from vllm import LLM, SamplingParams
 from vllm.config import ECTransferConfig
 
@@ -34,7 +35,9 @@ class Driver:
         self._engine.collective_rpc("count_encodes")
 
     def generate(self, requests: list[dict[str, Any]], max_tokens: int = 12) -> list[list[int]]:
-        """Token ids of each request; ``{"images": [paths], "text": question}``."""
+        """Token ids of each request; ``{"images": [paths], "text": question}``. With ``"uuids"`` the images go by
+        these names, and with ``"bare"`` the request tells their sizes and leaves them out. No tokens when it
+        fails."""
         prompts = [self._prompt(**request) for request in requests]
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
@@ -62,11 +65,21 @@ class Driver:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
 
-    def _prompt(self, images: list[str], text: str) -> dict[str, Any]:
+    def _prompt(
+        self, images: list[str], text: str, uuids: list[str] | None = None, bare: bool = False
+    ) -> dict[str, Any]:
         prompt: dict[str, Any] = {"prompt": f"USER: {IMAGE_TEXT[self._family] * len(images)} {text} ASSISTANT:"}
         if images:
-            prompt["multi_modal_data"] = {"image": [Image.open(path).convert("RGB") for path in images]}
+            opened = [Image.open(path).convert("RGB") for path in images]
+            prompt["multi_modal_data"] = {"image": self._sizes(opened) if bare else opened}
+        if uuids is not None:
+            prompt["multi_modal_uuids"] = {"image": uuids}
         return prompt
+
+    def _sizes(self, images: list[Image.Image]) -> dict[str, Any]:
+        """What a request tells of images that it leaves out."""
+        processor = AutoProcessor.from_pretrained(self._engine.llm_engine.model_config.model)
+        return {"image_grid_thw": processor.image_processor(images=images, return_tensors="pt")["image_grid_thw"]}
 
 
 def main() -> None:

@@ -74,6 +74,22 @@ def test_an_image_twice_in_one_request(pair: Pair) -> None:
     assert pair.same_answers([twice], others, [twice])[1] == 3
 
 
+@pytest.mark.parametrize("pair", ["qwen3_vl"], indirect=True)  # a LLaVA request cannot tell a size alone
+def test_an_image_that_is_left_out_is_loaded_or_fails_its_request_alone(pair: Pair) -> None:
+    def named(number: int, **how: Any) -> Request:
+        return {**pair.about(number), "uuids": [f"number {number}"], **how}
+
+    before = pair.cached.encodes()
+    told = pair.cached.ask("generate", requests=[named(15)])
+    pair.cached.ask("generate", requests=[named(16), named(17), named(18)])  # 15 is vLLM's no more
+    answers = pair.cached.ask("generate", requests=[named(15, bare=True), named(19, bare=True), named(16)])
+    assert answers[0] == told[0]
+    assert answers[1] == [], "an answer without its image"
+    assert answers[2] != []
+    assert pair.cached.encodes() - before == 4
+    assert pair.same_answers([pair.about(20)])[1] == 1  # and the engine goes on
+
+
 def test_without_images_nothing_is_encoded(pair: Pair) -> None:
     texts = [pair.about(text=text) for text in ("What is three plus four?", "Hello", "What digit is this?")]
     assert pair.same_answers(texts, texts[:1]) == (0, 0)
