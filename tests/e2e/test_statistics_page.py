@@ -18,7 +18,9 @@ from ecotone import ECConfig, Engine
 from ecotone.cli import cache
 from ecotone.cli.app import app
 from ecotone.connectors import scheduler as scheduler_half
+from ecotone.connectors.questions import why_unsaved
 from ecotone.connectors.messages import FailureReason, ReportKind
+from ecotone.connectors.questions import why_unsaved
 from ecotone.connectors.transfers import Transfers
 from ecotone.node.disk.ledger import Ledger
 from ecotone.node.eviction import make_policy
@@ -85,7 +87,7 @@ def counted_in(module: Any, attribute: str) -> set[str]:
 
 
 def test_what_the_scheduler_half_counts(page: dict[str, list[str]]) -> None:
-    whys = ast.walk(ast.parse(inspect.getsource(scheduler_half._why_unsaved)))
+    whys = ast.walk(ast.parse(inspect.getsource(why_unsaved)))
     reasons = {str(n.value.value) for n in whys if isinstance(n, ast.Return) and isinstance(n.value, ast.Constant)}
     told = {kind.__name__.lower() for kind in get_args(AnyOp) if kind not in (Acquire, Lookup)}
     assert set(page["`connector`"]) == (

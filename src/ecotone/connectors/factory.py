@@ -13,8 +13,9 @@ from ecotone.connectors.config import EcotoneOptions, check_load_mode, parse_opt
 from ecotone.connectors.copy.cuda import CudaCopyEngine
 from ecotone.connectors.copy.engine import CopyEngine
 from ecotone.connectors.copy.thread import ThreadCopyEngine
+from ecotone.connectors.participants import check_participants
 from ecotone.connectors.rows import region_bytes
-from ecotone.connectors.scheduler import EcotoneSchedulerConnector, check_participants
+from ecotone.connectors.scheduler import EcotoneSchedulerConnector
 from ecotone.connectors.worker import EcotoneWorkerConnector
 from ecotone.errors import ConfigError
 from ecotone.node.attach import attach_region

@@ -124,3 +124,21 @@ class Questions:
                 case Ticket(transfer_id=transfer_id):
                     ops.append(Abort(self._next_seq(), transfer_id))
         return ops
+
+
+def why_unsaved(answer: Verdict | None, is_about: bool) -> str:
+    """Why what was encoded after this answer is not kept, for the statistics. ``is_about``: whether it answers a
+    question about this very item."""
+    if not is_about:
+        return "ambiguous"
+    match answer:
+        case None:
+            return "no_answer"
+        case NoRoom():
+            return "no_room"
+        case Absent():
+            return "consumer"
+        case Unreachable():
+            return "node_unreachable"
+        case _:
+            return "waited"

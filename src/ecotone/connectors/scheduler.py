@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from ecotone.connectors.budget import PendingBudget
+from ecotone.connectors.budget import Patience
 from ecotone.connectors.messages import EcotoneStepMetadata, EcotoneWorkerMetadata, Order, Report
-from ecotone.connectors.questions import Question, Questions, Verdict
+from ecotone.connectors.participants import check_participants
+from ecotone.connectors.questions import Question, Questions, why_unsaved
 from ecotone.connectors.transfers import Transfers
-from ecotone.errors import ConfigError, ContractError
+from ecotone.errors import ContractError
 from ecotone.node.exchange import (
     Abort,
-    Absent,
     Acquire,
     AnyOp,
     Commit,
@@ -28,12 +28,10 @@ from ecotone.node.exchange import (
     Layout,
     Lookup,
     NodeExchange,
-    NoRoom,
     Pending,
     Ready,
     Settled,
     Ticket,
-    Unreachable,
 )
 from ecotone.node.keys import namespace_of
 from ecotone.protocol.connector import (
@@ -41,29 +39,8 @@ from ecotone.protocol.connector import (
     ECItem,
     ECSchedulerConnector,
     ECSchedulerContext,
-    Participant,
 )
 from ecotone.protocol.outputs import ECConnectorOutput, ECConnectorStats
-
-
-def check_participants(participants: tuple[Participant, ...]) -> tuple[int, ...]:
-    """The ranks that take part, in order.
-
-    Raises:
-        ConfigError: nobody takes part, a rank is listed twice, or they are on more than one host.
-    """
-    ranks = tuple(sorted(p.rank for p in participants))
-    hosts = sorted({p.host for p in participants})
-    if not ranks:
-        raise ConfigError("an EC connector is configured, but no rank has an encoder cache")
-    if len(set(ranks)) != len(ranks):
-        raise ConfigError(f"ranks {list(ranks)}: each may take part in EC transfers once")
-    if len(hosts) > 1:
-        raise ConfigError(
-            f"ranks that share an encoder cache are on {len(hosts)} hosts ({', '.join(hosts)}): "
-            "a node's region reaches one host, so all of them must be on one"
-        )
-    return ranks
 
 
 class EcotoneSchedulerConnector(ECSchedulerConnector):
@@ -96,7 +73,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._encoder = context.encoder
         self._clock = context.clock
         self._exchange = exchange
-        self._budget = PendingBudget(pending_timeout_s)
+        self._patience = Patience(pending_timeout_s)
         self._on_shutdown = on_shutdown
         self._check_node = check_node
         self._node_statistics = node_statistics
@@ -107,8 +84,6 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._questions = Questions(next_seq)
         self._transfers = Transfers(self._ranks, next_seq)
         self._notices: set[int] = set()  # seqs of operations whose Done is awaited
-        self._began: dict[int, float] = {}  # when the saves in flight were ordered
-        self._deadlines: dict[str, dict[str, float]] = {}  # req_id -> key -> when waiting ends
 
         # This pass: what was said about (req_id, key), what is loaded or encoded, and the orders that follow.
         self._given: dict[tuple[str, str], tuple[CacheLookup, Question]] = {}
@@ -181,12 +156,12 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
                 self._counters["misses"] += 1
                 question.claimed = True
                 transfer_id = self._transfers.dispatch_save(ticket.transfer_id, item.num_rows)
-                self._began[transfer_id] = self._clock()
+                self._patience.began(transfer_id, self._clock())
                 self._saves.append(
                     Order(item.key, transfer_id, self._layout(item), ticket.extents, ticket.transfer_id)
                 )
             case _, answer:
-                why = "settled" if question.over else _why_unsaved(answer, self._is_about(question, item))
+                why = "settled" if question.over else why_unsaved(answer, self._is_about(question, item))
                 self._counters["misses"] += 1
                 self._counters[f"unsaved.{why}"] += 1
 
@@ -224,7 +199,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             case Ready() if not question.over:
                 return CacheLookup.READY
             case None | Pending():
-                return CacheLookup.MISS if self._waited_enough(req_id, item.key) else CacheLookup.PENDING
+                is_over = self._patience.is_over(req_id, item.key, self._clock())
+                return CacheLookup.MISS if is_over else CacheLookup.PENDING
             case _:
                 return CacheLookup.MISS
 
@@ -232,11 +208,6 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         """Keys may be what clients make them: then two items of different sizes have one, and what was asked about
         the first is no answer for the second."""
         return question.op.layout == self._layout(item)
-
-    def _waited_enough(self, req_id: str, key: str) -> bool:
-        now = self._clock()
-        deadline = self._deadlines.setdefault(req_id, {}).setdefault(key, now + self._budget.seconds)
-        return now >= deadline
 
     def _layout(self, item: ECItem) -> Layout:
         width = self._encoder.width if item.width is None else item.width
@@ -260,20 +231,16 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             # In an order: who was written last is the last to be evicted, and that must not depend on hashes.
             for report in sorted(meta.reports, key=_place):
                 ended = self._transfers.apply(report)
-                self._measure(report.transfer_id, ended)
+                if any(isinstance(op, Commit | Abort) for op in ended):
+                    saved = isinstance(ended[0], Commit)
+                    self._patience.ended(report.transfer_id, self._clock() if saved else None)
                 ops += ended
         self._tell(ops)
         self._poll()
 
-    def _measure(self, transfer_id: int, ended: list[AnyOp]) -> None:
-        if any(isinstance(op, Commit | Abort) for op in ended):
-            began = self._began.pop(transfer_id)
-            if isinstance(ended[0], Commit):
-                self._budget.measured(self._clock() - began)
-
     def request_finished(self, req_id: str) -> None:
         """See the contract."""
-        self._deadlines.pop(req_id, None)
+        self._patience.request_finished(req_id)
 
     def has_pending_work(self) -> bool:
         """Whether a transfer is under way or the node owes an answer. Views that ranks hold are no work."""
@@ -309,7 +276,7 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
             "misses": 0,
             **self._counters,
             **self._transfers.gauges(),
-            "pending_budget_s": self._budget.seconds,
+            "pending_budget_s": self._patience.budget_s,
             "answers_awaited": self._questions.outstanding + len(self._notices),
             **{f"ranks.{name}": value for name, value in self._rank_stats.total().items()},
         }
@@ -356,26 +323,9 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
     def _drop(self, claim: int, committed_s: float | None = None) -> None:
         """The node settled it, having heard it from the ranks; a save was committed so many seconds ago."""
         transfer_id = self._transfers.drop(claim)
-        began = self._began.pop(transfer_id, None) if transfer_id is not None else None
-        if began is not None and committed_s is not None:
-            self._budget.measured(self._clock() - began - committed_s)
+        if transfer_id is not None:
+            self._patience.ended(transfer_id, None if committed_s is None else self._clock() - committed_s)
 
 
 def _place(report: Report) -> tuple[int, int, str]:
     return report.transfer_id, report.rank, report.kind
-
-
-def _why_unsaved(answer: Verdict | None, is_about: bool) -> str:
-    if not is_about:
-        return "ambiguous"
-    match answer:
-        case None:
-            return "no_answer"
-        case NoRoom():
-            return "no_room"
-        case Absent():
-            return "consumer"
-        case Unreachable():
-            return "node_unreachable"
-        case _:
-            return "waited"

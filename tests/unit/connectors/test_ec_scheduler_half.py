@@ -6,7 +6,8 @@ import pytest
 from connector_doubles import NAMESPACE, SPEC, Bench, fact, item, scheduler_context
 
 from ecotone.connectors.messages import FailureReason, ReportKind
-from ecotone.connectors.scheduler import EcotoneSchedulerConnector, check_participants
+from ecotone.connectors.participants import check_participants
+from ecotone.connectors.scheduler import EcotoneSchedulerConnector
 from ecotone.errors import ConfigError, ContractError
 from ecotone.node.exchange import Abort, Acquire, Commit, Forget, ForgetAll, Layout, Lookup, Release
 from ecotone.protocol.connector import CacheLookup, Participant
