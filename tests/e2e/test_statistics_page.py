@@ -18,7 +18,6 @@ from ecotone import ECConfig, Engine
 from ecotone.cli import cache
 from ecotone.cli.app import app
 from ecotone.connectors import scheduler as scheduler_half
-from ecotone.connectors.questions import why_unsaved
 from ecotone.connectors.messages import FailureReason, ReportKind
 from ecotone.connectors.questions import why_unsaved
 from ecotone.connectors.transfers import Transfers
