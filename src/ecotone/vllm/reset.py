@@ -2,7 +2,7 @@
 
 vLLM's ``reset_encoder_cache`` empties the scheduler's own encoder cache and those of the workers, and tells no EC
 connector. What reaches the scheduler's process is one method, ``Scheduler.reset_encoder_cache``; it is wrapped, on
-the class that this engine uses, when the connector is made. See docs/decisions/0030-weight-updates-in-vllm.md.
+the class that this engine uses, when the connector is made. See docs/decisions/0029-weight-updates-in-vllm.md.
 """
 
 from __future__ import annotations
