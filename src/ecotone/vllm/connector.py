@@ -16,6 +16,7 @@ import vllm
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.v1.request import RequestStatus
 
 from ecotone.connectors.factory import EcotoneConnectorFactory
 from ecotone.errors import ContractError
@@ -156,7 +157,8 @@ class EcotoneConnector(ECConnectorBase):
 
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
         """False while an item that ``request`` comes to next is being written elsewhere."""
-        return self._at_scheduler.ensure_available(request, num_computed_tokens)
+        is_running = request.status is RequestStatus.RUNNING
+        return self._at_scheduler.ensure_available(request, num_computed_tokens, is_running=is_running)
 
     def take_unavailable_requests(self) -> set[str]:
         """Requests that named an item without bringing it, and it is not stored: vLLM fails these."""

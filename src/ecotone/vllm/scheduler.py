@@ -105,17 +105,21 @@ class SchedulerSide:
 
     # -- a scheduling pass ------------------------------------------------------------------------------------
 
-    def ensure_available(self, request: Request, num_computed_tokens: int) -> bool:
+    def ensure_available(self, request: Request, num_computed_tokens: int, *, is_running: bool = False) -> bool:
         """Whether ``request`` may be scheduled now. False while an item that it comes to next is being written,
-        and where one is neither stored nor brought by the request, which then cannot be served at all."""
+        and where one is neither stored nor brought by the request, which then cannot be served at all.
+
+        Args:
+            is_running: its tokens so far were computed by steps of its own, not found in vLLM's prefix cache.
+        """
         self._req_id = request.request_id
         self._bare = set()
-        self._wanted = dict(self._ahead(request, num_computed_tokens))
+        self._wanted = dict(self._ahead(request, num_computed_tokens, is_running))
         self._said = {}
         if not self._wanted:
             return True
         self._ask([name for name in self._wanted if not self._is_held(name)])
-        if any(self._said[name] is CacheLookup.MISS for name in self._bare):
+        if any(self._said.get(name) is CacheLookup.MISS for name in self._bare):
             self._unavailable.add(request.request_id)
             return False
         return CacheLookup.PENDING not in self._said.values()
@@ -155,7 +159,7 @@ class SchedulerSide:
             self._patience_s = PATIENCE_S
         return metadata
 
-    def _ahead(self, request: Request, num_computed_tokens: int) -> Iterable[tuple[str, ECItem]]:
+    def _ahead(self, request: Request, num_computed_tokens: int, is_running: bool) -> Iterable[tuple[str, ECItem]]:
         """The items whose rows this pass may need, once each."""
         end = num_computed_tokens + self._reach
         seen = set()
@@ -169,8 +173,10 @@ class SchedulerSide:
             num_rows = place.get_num_embeds()
             if num_rows:
                 seen.add(feature.identifier)
-                # One that is computed in part is vLLM's until it is computed whole.
-                if place.offset >= num_computed_tokens and not self._brings_media(feature):
+                # One that the request computed in part is vLLM's until it is computed whole, unless a reset took
+                # it. Where the prefix cache had the first part, vLLM needs the rows of the other.
+                is_begun = is_running and place.offset < num_computed_tokens
+                if not (is_begun and feature.identifier in self._local) and not self._brings_media(feature):
                     self._bare.add(feature.identifier)
                 yield feature.identifier, ECItem(self._key(feature.identifier), num_rows, width)
 

@@ -271,10 +271,35 @@ def test_one_that_was_aborted_is_not_failed(stack):
     assert vllm.scheduler.take_unavailable() == set()
 
 
-def test_an_image_that_is_computed_in_part_is_vllms(stack):
+def test_a_request_without_its_image_beside_one_that_brings_it(stack):
     vllm = Vllm(stack)
-    assert vllm.scheduler.ensure_available(bare("1", "A"), 3)
+    assert vllm.step(request("1", "A"), bare("2", "A")) == ([], ["A"])
+    ready(vllm, "A")
+    vllm.step(request("3", "B"))
+    assert vllm.step(bare("4", "A"), bare("5", "A")) == (["A"], [])
     assert vllm.scheduler.take_unavailable() == set()
+
+
+def test_an_image_that_is_computed_in_part_is_vllms(stack):
+    vllm = Vllm(stack, memory="4KiB", reach=2000)
+    big = request("1", "A", rows=1000)  # is not stored
+    assert vllm.step(big) == ([], ["A"])
+    rest = Request("1", [Feature("A", Place(2, 1000), data={"grid": [1, 2, 500]})])
+    assert vllm.scheduler.ensure_available(rest, 3, is_running=True)
+    vllm.scheduler.build_orders([])
+    vllm.scheduler.reset()  # empties vLLM's own cache, too
+    assert not vllm.scheduler.ensure_available(rest, 3, is_running=True)
+    assert vllm.scheduler.take_unavailable() == {"1"}
+
+
+def test_of_an_image_that_was_left_out_the_prefix_cache_has_a_part(stack):
+    vllm = Vllm(stack)
+    assert vllm.step(bare("1", "A"), computed=3) == ([], [])
+    assert vllm.scheduler.take_unavailable() == {"1"}
+    vllm.step(request("2", "A"))
+    ready(vllm, "A")
+    vllm.step(request("3", "B"))
+    assert vllm.step(bare("4", "A"), computed=3) == (["A"], [])
 
 
 def test_media_are_told_from_sizes():
