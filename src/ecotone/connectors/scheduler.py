@@ -17,6 +17,7 @@ from ecotone.connectors.participants import check_participants
 from ecotone.connectors.questions import Question, Questions, why_unsaved
 from ecotone.connectors.transfers import Transfers
 from ecotone.errors import ContractError
+from ecotone.node.embedded import RESET_TIMEOUT_S
 from ecotone.node.exchange import (
     Abort,
     Acquire,
@@ -41,6 +42,9 @@ from ecotone.protocol.connector import (
     ECSchedulerContext,
 )
 from ecotone.protocol.outputs import ECConnectorOutput, ECConnectorStats
+
+# The node itself answers a reset that its disk is slow with after so long.
+_RESET_WAIT_S = RESET_TIMEOUT_S + 1.0
 
 
 class EcotoneSchedulerConnector(ECSchedulerConnector):
@@ -250,7 +254,11 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         return self._transfers.unfinished or self._questions.unsettled or bool(self._notices)
 
     def reset_cache(self, namespace: str) -> None:
-        """See the contract. Transfers of the namespace go on until they are settled; their entries are gone."""
+        """See the contract. Transfers of the namespace go on until they are settled; their entries are gone.
+
+        When it returns, the node has done it, and its disk, too; unless the node cannot be reached or is too slow.
+        This is no step, so it may wait for that; an engine that rests would send nothing by itself.
+        """
 
         def is_stale(key: str) -> bool:
             return namespace_of(key) == namespace
@@ -258,6 +266,8 @@ class EcotoneSchedulerConnector(ECSchedulerConnector):
         self._questions.withdraw(is_stale)
         self._given = {asked: given for asked, given in self._given.items() if not is_stale(asked[1])}
         self._tell([ForgetAll(self._next_seq(), namespace)])
+        self._exchange.flush()
+        self._exchange.wait(_RESET_WAIT_S)
         self._poll()
 
     def statistics(self) -> dict[str, float]:

@@ -231,7 +231,9 @@ def test_after_a_reset_nothing_old_is_found(stack):
     vllm = Vllm(stack, places=2)
     vllm.step(request("1", "A"))
     ready(vllm, "A")
+    assert vllm.half.statistics()["node.entries"] == 1
     vllm.scheduler.reset()
+    assert vllm.half.statistics()["node.entries"] == 0  # at once, though the engine may rest from now on
     vllm.cached.clear()
     vllm.encoder_cache.clear()
     assert vllm.step(request("2", "A")) == ([], ["A"])
