@@ -6,6 +6,7 @@ belongs to one role is in a class of its own (``SchedulerSide``, ``WorkerSide``)
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ECConnectorOutput
     from vllm.v1.request import Request
 
+logger = logging.getLogger(__name__)
+
 
 class EcotoneConnector(ECConnectorBase):
     """See the module. Its options are ``VllmOptions``, from ``ec_connector_extra_config``.
@@ -52,6 +55,7 @@ class EcotoneConnector(ECConnectorBase):
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
+        _log_beside_vllm()
         check_version(vllm.__version__)
         transfer = vllm_config.ec_transfer_config
         options, for_connector = parse_vllm_options(transfer.ec_connector_extra_config)
@@ -74,6 +78,15 @@ class EcotoneConnector(ECConnectorBase):
             names = namespace(vllm_config, options, self._encoder, vllm.__version__)
             self._scheduler = self._make_scheduler(vllm_config, for_connector, names)
             hear_resets(vllm_config.scheduler_config.get_scheduler_cls(), _reset_of)
+            where = options.node if options.node_path is not None else f"{options.memory} in this process"
+            logger.info(
+                "%s, engine %s: namespace %s, node: %s, disk: %s",
+                transfer.ec_role,
+                self._engine_id,
+                names.digest,
+                where,
+                options.disk,
+            )
         self._stats = StatsSource()
         self._news = False  # whether statistics may have changed since vLLM asked
 
@@ -207,6 +220,15 @@ class EcotoneConnector(ECConnectorBase):
     def build_prom_metrics(cls, *args: Any) -> EcotonePromMetrics:
         """See vLLM's contract."""
         return EcotonePromMetrics(*args)
+
+
+def _log_beside_vllm() -> None:
+    """Let Ecotone's log lines look like vLLM's, and go where those go, unless somebody configured them."""
+    own, theirs = logging.getLogger("ecotone"), logging.getLogger("vllm")
+    if not own.hasHandlers():
+        own.setLevel(theirs.level)
+        for handler in theirs.handlers:
+            own.addHandler(handler)
 
 
 def _reset_of(scheduler: Any) -> Callable[[], None] | None:
