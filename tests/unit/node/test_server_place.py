@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +74,46 @@ def test_of_twenty_pairs_exactly_one_serves_each_time(tmp_path: Path) -> None:
         assert "is taken: a node serves there (process" in is_taken
     Running(path).stop()  # the last one was killed
     assert list(tmp_path.iterdir()) == []
+
+
+# A handler that changes nothing: then only what the signal itself leaves behind makes the loop go round, which it
+# says by asking the clock.
+ROUNDS = """
+import os, signal, sys
+from pathlib import Path
+from ecotone.node.server.node import SharedNode
+
+def clock():
+    os.write(1, b"r")
+    return 0.0
+
+signal.signal(signal.SIGUSR1, lambda *_: None)
+with SharedNode(Path(sys.argv[1]), {"": 4096}, prefault=False, clock=clock) as node:
+    signal.signal(signal.SIGTERM, lambda *_: node.stop())
+    node.run()
+"""
+
+
+def test_a_signal_makes_the_loop_go_round(tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    command = [sys.executable, "-c", ROUNDS, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+        try:
+            assert process.stdout is not None
+            while not path.exists():
+                assert process.poll() is None
+            NodeTool(path).close()  # it serves; its turns are over when the next byte is due to the signal alone
+            while True:
+                ready, _, _ = select.select([process.stdout], [], [], 1.0)
+                if not ready:
+                    break
+                process.stdout.read(4096)
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.read(1) == b"r"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 0
+        finally:
+            process.kill()
 
 
 def test_something_else_than_a_socket_is_left_alone(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import socket
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ecotone.errors import EcotoneError, WireError
 from ecotone.node.attach import peer_pid, peer_uid
@@ -106,14 +107,9 @@ class Loop:
     def run(self) -> None:
         """Serve until ``stop``; then close everything."""
         try:
-            while not self._stopped:
-                news = self._epoll.poll(self._timeout())
-                with self.lock:
-                    for fd, events in news:
-                        self._turn(fd, events)
-                    self._service.pump(self._clock())
-                    self._release()
-                    self._end_silent()
+            with self._woken_by_signals():
+                while not self._stopped:
+                    self._go_round()
         finally:
             with self.lock:
                 self.close()
@@ -121,6 +117,28 @@ class Loop:
     def statistics(self) -> dict[str, float]:
         """Counters of connections and messages."""
         return {**self._count, "connections": len(self._connections)}
+
+    def _go_round(self) -> None:
+        news = self._epoll.poll(self._timeout())
+        with self.lock:
+            for fd, events in news:
+                self._turn(fd, events)
+            self._service.pump(self._clock())
+            self._release()
+            self._end_silent()
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """A signal that arrives just before the loop begins to wait would be handled only after the wait, so it
+        has to leave something to read. Only the main thread handles signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
     # -- turns ------------------------------------------------------------------------------------------------
 
