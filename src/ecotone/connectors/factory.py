@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ecotone.config import ECConfig
 from ecotone.connectors.config import EcotoneOptions, check_load_mode, parse_options
@@ -40,6 +40,8 @@ from ecotone.protocol.roundtrip import check_round_trip
 
 # The scheduler half is there before the first order, and its node with it: an attach that takes longer has failed.
 ATTACH_TIMEOUT_S = 5.0
+
+_N = TypeVar("_N", EmbeddedNode, HostedNode)
 
 
 class EcotoneConnectorFactory(ECConnectorFactory):
@@ -81,14 +83,7 @@ class EcotoneConnectorFactory(ECConnectorFactory):
             return EcotoneSchedulerConnector(context, shared, options.pending_timeout_s)
         if self._hosted:
             return _over_hosted_node(context, options, ranks)
-        node = EmbeddedNode(
-            options.memory_bytes,
-            context.engine_id,
-            policy=options.policy,
-            clock=context.clock,
-            prefault=options.prefault,
-            disk=options.disk_config,
-        )
+        node = _node_of(EmbeddedNode, context, options)
         exchange = node.connect(context.engine_id)
         return EcotoneSchedulerConnector(
             context, exchange, options.pending_timeout_s, node.close, node.check_integrity
@@ -119,10 +114,9 @@ class EcotoneConnectorFactory(ECConnectorFactory):
         )
 
 
-def _over_hosted_node(
-    context: ECSchedulerContext, options: EcotoneOptions, ranks: tuple[int, ...]
-) -> EcotoneSchedulerConnector:
-    node = HostedNode(
+def _node_of(kind: type[_N], context: ECSchedulerContext, options: EcotoneOptions) -> _N:
+    """A node in this process, as the operator wants it."""
+    return kind(
         options.memory_bytes,
         context.engine_id,
         policy=options.policy,
@@ -130,6 +124,12 @@ def _over_hosted_node(
         prefault=options.prefault,
         disk=options.disk_config,
     )
+
+
+def _over_hosted_node(
+    context: ECSchedulerContext, options: EcotoneOptions, ranks: tuple[int, ...]
+) -> EcotoneSchedulerConnector:
+    node = _node_of(HostedNode, context, options)
     with ExitStack() as stack:
         stack.callback(node.close)
         exchange = _connect(context, options, node.address, ranks)
